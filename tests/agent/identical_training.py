@@ -57,15 +57,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def sabotage() -> None:
     """Let the agent draw one random number per sample."""
-    from gradcanary.stats import sampler
+    from gradcanary.stats.sampler import Sampler
 
-    honest = sampler.take_sample
+    honest = Sampler.take
 
     def drawing(*args: object, **kwargs: object) -> object:
         torch.rand(1)
         return honest(*args, **kwargs)
 
-    sampler.take_sample = drawing
+    Sampler.take = drawing
 
 
 def spool() -> None:

@@ -135,7 +135,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(draws.choice([1, 1, 10, 10, 100]))
     )
-    for name in ("SEEN", "SPREAD"):
+    for name in ("LEARNED_AFTER", "SPREAD"):
         monkeypatch.setattr(f"gradcanary.tracking.hook_sampler.{name}", 1)
 
 

@@ -30,7 +30,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
     monkeypatch.setattr("gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(EVERY))
     monkeypatch.setattr("gradcanary.stats.weights.AFTER", 2)
-    monkeypatch.setattr("gradcanary.tracking.hook_sampler.SEEN", 3)
+    monkeypatch.setattr("gradcanary.tracking.hook_sampler.LEARNED_AFTER", 3)
     monkeypatch.setattr("gradcanary.tracking.fast_path.ALIKE", 2)
 
 

@@ -27,7 +27,7 @@ def restful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcanary.tracking.overhead.LOOK_STEPS", 1)
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
     monkeypatch.setattr("gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(EVERY))
-    for name, value in {"SEEN": 15, "SPREAD": 2}.items():
+    for name, value in {"LEARNED_AFTER": 15, "SPREAD": 2}.items():
         monkeypatch.setattr(f"gradcanary.tracking.hook_sampler.{name}", value)
 
 

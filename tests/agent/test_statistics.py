@@ -19,11 +19,12 @@ from gradcanary import wire
 from gradcanary.export.batches import StepRow
 from gradcanary.export.reader import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader
 from gradcanary.guard import Guard, reraise
+from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers
 from gradcanary.stats import kernels
 from gradcanary.stats.accumulation import Fp32Reference, low_bits
 from gradcanary.stats.kernels import is_measurable, measure, min_max, norm_of
-from gradcanary.stats.sampler import take_sample
+from gradcanary.stats.sampler import Sampler
 from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Forecast, Kind, Part, parts_of, read
 from gradcanary.stats.weights import Frozen, forecasts
 from gradcanary.tracking.records import StepRecord
@@ -56,19 +57,11 @@ def record_of(
         parameter.grad = gradient
     layers = layers_of(parameters)
     request = (reader or Reader(None, reraise)).request
-    earlier = [0] * len(gradients)
     carried = None if scale is None else torch.tensor(scale)
-    sample = take_sample(
-        range(len(layers)),
-        layers.references,
-        None,
-        earlier,
-        phase="accumulated",
-        scale=carried,
-        number=1,
-        request=request,
-        failed=reraise,
-    )  # number 1: no sample in which the zeros of all layers are counted
+    sums = Fp32Reference(lambda _where, hook: hook, reraise)
+    sampler = Sampler(range(len(layers)), layers.references, Rank(), reraise, sums)
+    # Number 1: no sample in which the zeros of all layers are counted.
+    sample = sampler.take(None, "accumulated", carried, unknown=(), number=1, request=request, is_partial=False)
     return StepRecord(
         layers=layers,
         step=7,

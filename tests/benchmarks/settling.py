@@ -62,7 +62,7 @@ class Settled:
 
     def watch(self, loop: Training, url: str, every: int) -> gradcanary.Watch:
         """Watch a loop as the agent does by then, but with another interval: 1 samples each step, 1,000 none."""
-        hook_sampler.SEEN = fast_path.ALIKE = 1
+        hook_sampler.LEARNED_AFTER = fast_path.ALIKE = 1
         watch = gradcanary.watch(loop.model, loop.optimizer, url=url, run="costs", every=every, step=1)
         forget_forecasts(watch)
         return watch
@@ -88,15 +88,15 @@ def quick_looks(steps: int, looks: list[Measurement], clock: Callable[[], float]
         return replace(found, every=min(found.every, INTERVALS[1]))
 
     kept = overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy
-    kept_windows = hook_sampler.SEEN, fast_path.ALIKE
+    kept_windows = hook_sampler.LEARNED_AFTER, fast_path.ALIKE
     wall, overhead.time = overhead.time, SimpleNamespace(perf_counter=clock)
     overhead.GRACE_STEPS, overhead.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
-    hook_sampler.SEEN = fast_path.ALIKE = 1
+    hook_sampler.LEARNED_AFTER = fast_path.ALIKE = 1
     Measurement.is_complete = lambda look, every: look.steps >= max(steps, every)
     overhead.next_policy = next_policy_
     yield
     overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy = kept
-    hook_sampler.SEEN, fast_path.ALIKE = kept_windows
+    hook_sampler.LEARNED_AFTER, fast_path.ALIKE = kept_windows
     overhead.time = wall
 
 

@@ -1,1 +1,1 @@
-"""Thin adapters over torch, which know nothing of the agent. All private torch API is here and nowhere else."""
+"""Thin adapters over torch, independent of the rest of the agent: the only folder with private torch API."""

@@ -1,6 +1,6 @@
-"""The calls of ``backward()``: the loss, seen without code in the loop, their number, and the end of a pass.
+"""The calls of ``backward()``: their number, their losses, and the end of a pass.
 
-The end is a callback of torch's autograd engine: private, and not trusted before it came once.
+The end is a private callback of torch's autograd engine; it is trusted once the first one has come.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from gradcanary.model.distributed import replicated_value
 
 Listener = Callable[[object], None]
-"""Takes what ``backward()`` was called on, whatever that is, and never raises."""
+"""Gets the first argument of ``backward()``, of any type, and never raises."""
 
 _listeners: list[Listener] = []
 """Changed in place: a finalizer may change it while the same thread does."""
@@ -28,12 +28,11 @@ _installed: Callable[..., Any] | None = None
 _lock = threading.RLock()
 
 _KEPT = 64
-"""Losses kept for an optimizer that has not stepped yet. Of a window of more micro-steps there is none: the sum of some
-would be another loss."""
+"""Losses kept for an optimizer that has not stepped yet. A window with more has no loss: a sum of some is wrong."""
 
 
 def subscribe(listener: Listener) -> None:
-    """Call the listener with what each outermost backward pass starts from, before it runs."""
+    """Call the listener with the roots of each outermost backward pass, before it runs."""
     global _original, _installed
     with _lock:
         _listeners.append(listener)
@@ -44,19 +43,19 @@ def subscribe(listener: Listener) -> None:
 
 
 def unsubscribe(listener: Listener) -> None:
-    """Stop calling the listener; the last one to leave restores ``torch.autograd.backward``."""
+    """Stop calling the listener; after the last one ``torch.autograd.backward`` is restored."""
     global _original, _installed
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
-        # Where somebody else wrapped our function meanwhile, theirs stays, and ours in it only passes calls on.
+        # If other code has wrapped this function meanwhile, its wrapper stays, and ours inside only passes calls on.
         if not _listeners and _installed is not None and torch.autograd.backward is _installed:
             torch.autograd.backward = _original  # type: ignore[assignment]  # what it was before
             _original = _installed = None
 
 
 def renew_lock() -> None:
-    """Make a new lock: a forked child has the old one, maybe held by a thread that only the parent has."""
+    """Make a new lock: in a forked child a thread of the parent may hold the old one for ever."""
     global _lock
     _lock = threading.RLock()
 
@@ -79,14 +78,13 @@ def _tapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_outermost() -> bool:
     """Return False inside a backward pass: the roots of reentrant checkpointing are no losses."""
-    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 -- asked for politely: it may be absent
+    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 -- may be absent
     return task is None or bool(task() == -1)
 
 
 def scalar_roots(tensors: object) -> list[Tensor]:
-    """Return the roots of one element, without those that are spread over processes: a collective would have to tell
-    their value."""
-    if type(tensors) is Tensor:  # by far the most usual, and never spread
+    """Return the roots of one element, without sharded ones: reading them would need a collective."""
+    if type(tensors) is Tensor:  # the usual case, never sharded
         return [tensors] if tensors.numel() == 1 and tensors.is_floating_point() else []
     if isinstance(tensors, Tensor):
         tensors = (tensors,)
@@ -97,7 +95,10 @@ def scalar_roots(tensors: object) -> list[Tensor]:
 
 
 class BackwardCalls:
-    """All that is known of passes through layers that had no hooks yet; of others, what to take the loss from."""
+    """Counts calls of ``backward()`` and keeps their losses until a window takes them.
+
+    Before layers have hooks, these calls are the only count of passes.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -109,7 +110,7 @@ class BackwardCalls:
         self.is_claimed = True
 
     def add(self, roots: list[Tensor]) -> None:
-        """Note a call, and keep a copy of what it starts from."""
+        """Count a call, and copy its losses."""
         copies = [root.data.clone() for root in roots]  # detach() would be dispatched, for three times as long
         self.count += 1
         self._present = copies
@@ -118,19 +119,19 @@ class BackwardCalls:
         self._all = [] if self._is_cut else self._all + copies
 
     def skip(self) -> None:
-        """Let a call pass that is not to be looked at."""
+        """Ignore a call."""
         self._present = []
         self.is_claimed = True
 
     def defer(self) -> None:
-        """Note that the present pass has reached a layer, maybe without reducing a shard and calling a hook."""
+        """Note that the present pass has reached a layer, perhaps without a reduction and so without a hook."""
         if not self.is_claimed:
             self._kept, self._present = [*self._kept, *self._present], []
             self._passes_without_grad_sync += 1
             self.is_claimed = True
 
     def pop(self) -> tuple[list[Tensor], int]:
-        """Return what the present pass and those that were kept start from, once, and how many were kept."""
+        """Return the losses of the present and the deferred passes, once, and the number of deferred ones."""
         is_present_deferred = self.is_claimed and self._passes_without_grad_sync > 0
         unsynced = self._passes_without_grad_sync - 1 if is_present_deferred else self._passes_without_grad_sync
         taken = self._kept + self._present
@@ -138,12 +139,12 @@ class BackwardCalls:
         return taken, unsynced
 
     def pop_all(self) -> list[Tensor]:
-        """Return what all passes since the last step started from, nothing where those were too many to be kept."""
+        """Return the losses of all passes since the last step, none if there were too many to keep."""
         self._present, self._kept = [], []
         return self._all
 
     def reset(self) -> int:
-        """Return how many there were, and begin anew."""
+        """Return the number of calls, and start from zero."""
         count, self.count, self._all, self._is_cut = self.count, 0, [], False
         self._kept, self._passes_without_grad_sync = [], 0
         return count
@@ -152,7 +153,7 @@ class BackwardCalls:
 def has_callbacks() -> bool:
     """Return True if torch has the private calls. The first backward pass of the training shows if they work.
 
-    A pass of ours would make torch start the threads of its GPUs, and forbid backward passes to forks after that.
+    A test pass would start the GPU threads of torch, and no later fork could run a backward pass.
     """
     return hasattr(torch._C, "_current_graph_task_id") and hasattr(Variable._execution_engine, "queue_callback")  # noqa: SLF001 -- private
 
@@ -164,7 +165,7 @@ def graph_task_id() -> int:
 
 
 def graph_task_id_function() -> Callable[[], int]:
-    """Return :func:`graph_task_id` for those who ask once per layer: torch's own, without a call around it."""
+    """Return torch's own function behind :func:`graph_task_id`, for hooks that run once per layer."""
     number: Callable[[], int] = torch._C._current_graph_task_id  # noqa: SLF001 -- see has_callbacks
     return number
 

@@ -63,7 +63,7 @@ class ScalerOfOptimizer:
         """Settle which scaler makes the present step of the optimizer; return False if none does.
 
         Until the first step the only living scaler is taken, though an earlier training may have left it. A scaler
-        knows optimizers only between its ``step()`` and its ``update()``.
+        has states of optimizers only between its ``step()`` and its ``update()``.
         """
         used = [scaler for scaler in self._living() if _states_of(scaler)]
         # The scaler may step a wrapper, with this optimizer inside.

@@ -1,4 +1,4 @@
-"""When to look away: ``torch.compile`` sees hardly anything of the agent, and a CUDA graph records none of it."""
+"""What keeps the agent out of ``torch.compile`` and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gradcanary.model.parameters import is_lazy
 Hook = Callable[[Any, Any, Any], None]
 
 GPU = "cuda"
-"""The kind of device whose tensors a copy brings to the host while the training goes on: also AMD's."""
+"""The kind of device with asynchronous copies to the host: NVIDIA's and AMD's."""
 
 HOST_DEVICES = ("cpu", "meta")
-"""On other devices, as MPS or XPU, no event shows that a copy has arrived."""
+"""On further devices, as MPS or XPU, no event shows that a copy has arrived."""
 
 
 class Graphs:
-    """``stepped`` tells that an optimizer stepped inside a compiled graph, where no hook of ours runs."""
+    """``stepped`` is True after an optimizer has stepped inside a compiled graph, where no hook runs."""
 
     def __init__(self) -> None:
         self.stepped = False
 
     def outside(self, hook: Hook) -> Hook:
-        """Return a step hook of which a graph contains nothing but the mark. Written, never read: reads are guarded."""
+        """Return a step hook whose only part in a compiled graph is to set ``stepped``: a read would add a guard."""
 
         def called(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 -- as torch calls it
             if torch.compiler.is_compiling():
@@ -39,7 +39,7 @@ class Graphs:
 
 
 def keep_out() -> None:
-    """Have the agent's functions run as they are where they are called beside compiled code."""
+    """Keep torch.compile from compiling the agent's functions beside compiled code."""
     skip = _skip()
     package = __name__.partition(".")[0]
     for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == package]:
@@ -48,11 +48,11 @@ def keep_out() -> None:
 
 
 is_backward_traced = torch.compiler.is_compiling
-"""Whether a gradient hook is being traced, as compiled autograd does; called for each layer, so nothing around it."""
+"""Returns True while compiled autograd traces a gradient hook. Torch's own function: it runs once per layer."""
 
 
 def _skip() -> Callable[[CodeType], object]:
-    """Return what ``torch.compiler.disable`` uses; that itself would import the compiler, which takes seconds."""
+    """Return the function inside ``torch.compiler.disable``, whose import of the compiler takes seconds."""
     native: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 -- as the docstring says
     if hasattr(native, "skip_code"):
         skip: Callable[[CodeType], object] = native.skip_code  # until torch 2.6 or so
@@ -79,7 +79,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def is_capturing() -> bool:
-    """Say whether a CUDA graph is being recorded: our kernels must not become part of it."""
+    """Return True while a CUDA graph is recorded: kernels of the agent must not become part of it."""
     is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped in torch
     return is_used and torch.cuda.is_current_stream_capturing()
 

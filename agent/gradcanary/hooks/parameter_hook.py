@@ -1,7 +1,7 @@
-"""Hooks on parameters: put on again where torch has dropped them, and taken off without a trace.
+"""Hooks on parameters that survive ``torch.utils.swap_tensors`` and leave no trace.
 
-``torch.utils.swap_tensors``, as in ``model.to()`` where that is asked for, leaves a parameter the dict of its hooks and
-calls none of them any more, nor any that is added to that dict later. A dict that only we needed must not stay.
+After a swap, as in some calls of ``model.to()``, the parameter keeps the dict of its hooks, and torch calls none of
+them, nor any hook added to that dict later. A dict that only the agent needed must not stay.
 """
 
 from __future__ import annotations
@@ -12,32 +12,31 @@ from typing import Any
 from torch import Tensor, nn
 
 POST_ACCUMULATE, PRE_ACCUMULATE = "_post_accumulate_grad_hooks", "_backward_hooks"
-"""Where a parameter keeps the hooks that are called after its gradient was added up, and before."""
+"""The attributes for hooks after a gradient is accumulated, and before."""
 
 _ours: set[int] = set()
-"""The keys of all hooks of ours: torch gives each hook of a process another one."""
+"""The keys of all hooks of the agent: torch gives each hook of a process another one."""
 
 
 class ParameterHook:
-    """A function that is called with each gradient of a parameter; ``reference`` leads to that, as long as it lives."""
+    """A hook on a parameter; ``reference`` returns the parameter while it lives."""
 
     def __init__(
         self, reference: Callable[[], nn.Parameter | None], parameter: Tensor, kind: str, call: Callable[[Tensor], None]
     ) -> None:
         self._reference, self._kind = reference, kind
-        self._is_alone = _has_no_other(getattr(parameter, kind))
-        self._is_first = self._is_alone
+        self._is_alone = self._made_dict = _has_no_other(getattr(parameter, kind))
         is_after = kind == POST_ACCUMULATE
         register: Any = parameter.register_post_accumulate_grad_hook if is_after else parameter.register_hook
         self._handle, self._call = register(call), call
         _ours.add(self._handle.id)
-        self._tensor = parameter._cdata  # noqa: SLF001 -- what is swapped, and all that tells it
+        self._tensor = parameter._cdata  # noqa: SLF001 -- the only sign of a swap
 
     def reattach(self) -> bool:
-        """Register it again where torch has dropped it, and return True if so.
+        """Register the hook again after a swap, and return True if there was one.
 
-        A dict that also holds hooks of others stays dropped, and this hook with it: without the agent they would not be
-        called either. Hooks that were added since then are called, as they would be without the agent.
+        A dict with hooks of others stays dropped, and this hook with it: without the agent torch would not call them
+        either. It calls hooks that were added after the swap, as it would without the agent.
         """
         parameter = self._reference()
         if parameter is None:
@@ -52,39 +51,36 @@ class ParameterHook:
         return True
 
     def disable(self) -> None:
-        """Call a function that does nothing instead, in half the time.
-
-        The place among other hooks stays: later hooks are called later, and find that this is one of the agent.
-        """
+        """Replace the function by an empty one, which takes half the time. The order of hooks stays."""
         self.replace(_nothing)
 
     def enable(self) -> None:
-        """Call it again."""
+        """Call the function again."""
         self.replace(self._call)
 
     def is_registered_on(self, parameter: Tensor) -> bool:
-        """Return True if it is registered on this tensor."""
+        """Return True if the hook is registered on this tensor."""
         return self._handle.id in (getattr(parameter, self._kind, None) or ())
 
     def remove(self) -> None:
-        """Take it off, and its dict where nobody else has come to need that."""
+        """Remove the hook, and the dict that it made if it is empty."""
         self._handle.remove()
         _ours.discard(self._handle.id)
         parameter = self._reference()
-        if self._is_first and parameter is not None and getattr(parameter, self._kind) == {}:
+        if self._made_dict and parameter is not None and getattr(parameter, self._kind) == {}:
             setattr(parameter, self._kind, None)
 
     def replace(self, call: Callable[[Tensor], None]) -> None:
-        """Have another function called in its place."""
+        """Replace the function."""
         hooks = self._handle.hooks_dict_ref()
         if hooks is not None and self._handle.id in hooks:
             hooks[self._handle.id] = call
 
 
 def _nothing(_parameter: Tensor) -> None:
-    """Return None, as torch demands it of such a hook."""
+    """Return None, as torch demands of such a hook."""
 
 
 def _has_no_other(hooks: dict[int, Any] | None) -> bool:
-    """Say whether nobody else has a hook there, or has had one: then there is no dict that is not ours."""
+    """Return True if only the agent has hooks there: no dict, or one with our hooks and no empty one of others."""
     return hooks is None or (bool(hooks) and hooks.keys() <= _ours)

@@ -1,1 +1,1 @@
-"""Kernels that measure gradients and weights. Nothing is read here, and there is no state of the loop."""
+"""Kernels that measure gradients and weights, and read no value."""

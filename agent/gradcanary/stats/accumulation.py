@@ -1,6 +1,6 @@
-"""Where a layer's gradients are summed, and what a sum of low precision loses.
+"""The tensor that sums a layer's gradients, and the error of a sum of low precision.
 
-Beside it the same gradients of a few layers are summed up in float32.
+The error comes from a second sum of the same gradients in float32, for a few layers at a time.
 """
 
 from __future__ import annotations
@@ -21,35 +21,41 @@ from gradcanary.stats.kernels import LOW_PRECISION, is_measurable, norm_factors,
 from gradcanary.stats.weights import round_robin, weight_of
 
 PER_SAMPLE = 4
+"""Layers whose low bits are counted in a sample."""
+
 OFTEN, RARELY = 3, 16
-"""After three looks at each layer there is one in each 16th sample only."""
+"""After three rounds through all layers, only each 16th sample counts low bits."""
 
 ELEMENTS = 1024
+"""Elements of a layer whose bits are counted, at most."""
+
 _BELOW_BFLOAT16, _BELOW_FLOAT16 = 0xFFFF, 0x1FFF
 _FULL_FLOAT16, _PER_SUBNORMAL = 2.0**-13, 2.0**24
 
 EACH = 100
+"""Steps from one window with float32 sums to the next."""
+
 FIRST = 2
-"""The first window looked at after the one in which a watch began: early enough to be told while somebody waits."""
+"""The first such window, counted from the first window of the watch: early, while the user still looks."""
 
 PER_WINDOW = 8
+"""Layers with a float32 sum in a window."""
+
 MAX_BYTES = 2**26
-"""Of all float32 sums of a window: 64 MiB. A layer whose sum is larger is left out."""
+"""The size of all float32 sums of a window: 64 MiB. A layer whose sum does not fit is left out."""
 
 
 def accumulator(parameter: Tensor) -> Tensor | None:
-    """Return the tensor that a parameter's gradients are summed in: ``main_grad`` where there is one, as of Megatron,
-    else ``.grad``."""
+    """Return the tensor that a parameter's gradients are summed in: Megatron's ``main_grad``, else ``.grad``."""
     main = getattr(parameter, "main_grad", None)
     return main if isinstance(main, Tensor) else parameter.grad
 
 
 def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[tuple[list[int], Tensor]]:
-    """Return tensors [3, layers], one per device, of float32 gradients by layer; kernels only, nothing is read.
+    """Return one tensor [3, layers] per device for float32 gradients by layer; no value is read.
 
-    Of the elements looked at they count those that tell anything, that have bits which bfloat16 has not, and that have
-    bits which float16 has not. A float32 sum of gradients in float16 consists of multiples of 2^-24: under 2^-13 it
-    fits into float16 as it is, and tells nothing.
+    The rows count elements that are evidence, that need more bits than bfloat16 has, and more than float16 has. A
+    float32 sum of float16 gradients is a multiple of 2^-24: below 2^-13 it always fits into float16.
     """
     parts = {
         layer: part for layer, gradient in gradients.items() if (part := strided_sample(gradient, ELEMENTS)) is not None
@@ -65,7 +71,7 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[
 
 
 def layers_of_sample(number: int, layers: int) -> list[int]:
-    """Return which layers, by position, are looked at in a sample of this number."""
+    """Return the positions of the layers whose low bits a sample of this number counts."""
     is_early = number < OFTEN * -(-layers // PER_SAMPLE)
     if not is_early and number % RARELY:
         return []
@@ -83,13 +89,13 @@ def _counts(parts: Sequence[Tensor]) -> Tensor:
 
 
 def is_due(step: int, first: int) -> bool:
-    """Say whether a window is one to look at: by its number, so that all ranks take the same."""
+    """Return True if a window has float32 sums. All ranks agree: only its step counts."""
     return step - first == FIRST or (step > first and step % EACH == 0)
 
 
 @dataclass
 class _Sum:
-    """A float32 sum, of how many gradients, and the state that the last addition left the real one in."""
+    """A float32 sum, its number of gradients, and the state of the real sum after the last addition."""
 
     total: Tensor
     count: int = 1
@@ -97,7 +103,7 @@ class _Sum:
 
 
 class Fp32Reference:
-    """The float32 sums of a window, by position of the layer; none while no window is looked at."""
+    """The float32 sums of a window, by position of the layer."""
 
     def __init__(self, wrap: Callable[[str, Callable[..., None]], Callable[..., None]], failed: Failed) -> None:
         self._wrap, self._failed = wrap, failed
@@ -106,34 +112,36 @@ class Fp32Reference:
         self._hooks: list[ParameterHook] = []
 
     def begin(self, references: References, step: int, interval: int) -> None:
-        """Sum up what comes from now on, of layers whose sums are of low precision; the step chooses among them.
+        """Begin the float32 sums of a window, for some layers with sums of low precision, chosen by the step.
 
-        ``interval`` lies between two samples.
+        ``interval`` is the number of steps between two samples.
         """
         self.end()
         self._references = references
         low = [position for position, reference in enumerate(references) if _is_low(reference())]
-        room = MAX_BYTES
+        free_bytes = MAX_BYTES
         for position in round_robin(low, step // max(EACH, interval), PER_WINDOW):
             parameter = references[position]()
-            if parameter is not None and 4 * parameter.numel() <= room:
-                room -= 4 * parameter.numel()
+            if parameter is not None and 4 * parameter.numel() <= free_bytes:
+                free_bytes -= 4 * parameter.numel()
                 self._follow(position, parameter)
 
     @property
     def are_on(self) -> bool:
-        """Whether a window is looked at."""
+        """True while a window has float32 sums."""
         return bool(self._references)
 
     def end(self) -> None:
-        """Let go of the window."""
+        """Free the sums and remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._references, self._hooks, self._sums = (), [], {}
 
     def errors(self, counts: Sequence[int]) -> dict[int, Tensor]:
-        """Return tensors of six, by position, of sums in which several gradients are and nothing else: the L2 norms of
-        the difference, of the sum, and of the float32 sum, each a product of two. Kernels only, nothing is read."""
+        """Return six numbers per layer, by position: factors of the norms of difference, sum and float32 sum.
+
+        A sum counts if it has several gradients, and if nothing else has written to it. No value is read.
+        """
         found = {}
         for position, known in self._sums.items():
             stored = self._stored(position)
@@ -152,9 +160,9 @@ class Fp32Reference:
             self._hooks.append(ParameterHook(reference, parameter, kind, hook))
 
     def before_accumulate(self, position: int, gradient: Tensor) -> None:
-        """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""
+        """Add a gradient, unless other code wrote to the real sum: a clip is not a rounding error."""
         if position not in self._sums or is_capturing():
-            return  # what is added here would become part of the CUDA graph; a sum without it is not told
+            return  # the addition would become part of the CUDA graph; the count shows that it is missing
         known, stored = self._sums[position], self._stored(position)
         if gradient.layout is not torch.strided or (known is not None and known.left != _state(stored)):
             del self._sums[position]
@@ -178,7 +186,7 @@ class Fp32Reference:
 
 
 def error_of(factors: Sequence[float]) -> tuple[float, float] | None:
-    """Return accumulation error and norm ratio, None where a sum is zero or not finite."""
+    """Return accumulation error and norm ratio, None if a sum is zero or non-finite."""
     lost, stored, exact = (factors[at] * factors[at + 1] for at in (0, 2, 4))
     return (lost / exact, stored / exact) if exact > 0 and math.isfinite(lost + stored + exact) else None
 
@@ -190,12 +198,12 @@ def _norms(stored: Tensor, exact: Tensor) -> Tensor:
 
 
 def _state(gradient: Tensor | None) -> tuple[int, int]:
-    """Return what changes when a gradient is replaced or written to, without reading it."""
+    """Return a value that changes when a gradient is replaced or written to; the gradient is not read."""
     return (0, -1) if gradient is None else (gradient.data_ptr(), gradient._version)  # noqa: SLF001 -- documented only by its name
 
 
 def _is_low(parameter: Tensor | None) -> bool:
-    """Say so of a parameter whose gradients torch itself sums in low precision, in ``.grad``, and lets a hook see."""
+    """Return True if torch itself sums the gradients in low precision, in ``.grad``, where hooks see them."""
     if parameter is None or not parameter.requires_grad or hasattr(parameter, "main_grad"):
         return False
     weight = weight_of(parameter)

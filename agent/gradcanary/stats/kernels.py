@@ -1,9 +1,9 @@
 """A few kernels over a set of gradients, on the training thread.
 
-Nothing here waits for a value: :func:`measure` returns tensors, and :func:`gradcanary.stats.samples.read` (on the
-sender thread) turns them into numbers. Both go by device and dtype. Small gradients of one shape lie side by side in
-one tensor: a kernel takes hardly longer over all than over one. If a kernel fails, ``failed`` gets the error, and its
-layers have no numbers, while all others have theirs.
+No function here waits for a value: :func:`measure` returns tensors, and :func:`gradcanary.stats.samples.read` makes
+numbers of them on the sender thread. Gradients of one device and dtype are measured together. Small ones of one shape
+are packed into one tensor, where a kernel takes hardly longer than for one of them. If a kernel fails, ``failed`` gets
+the error, and only its layers have no numbers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 _TINY = 2.0**-126
 
 CHUNK = 2**22
-"""Elements that a kernel gets at once where it copies them first: 32 MiB in float64. A whole embedding copied is more
-than a device that is nearly full has."""
+"""Elements for a kernel that copies its input: 32 MiB in float64. A nearly full device has no room for a copy of an
+embedding."""
 
 COUNTED = 2**24
-"""Elements that float32 counts exactly."""
+"""The largest count that float32 holds exactly."""
 
 MOST_PACKED = 2**14
-"""Elements of a gradient that is packed: for larger ones the copy takes longer than the calls."""
+"""Elements of a packed gradient, at most: for larger ones the copy takes longer than the calls."""
 
 PACKED_TOGETHER = 2**18
-"""Elements of a pack: a copy of 1 MiB is in a cache yet as it is read, and is next to nothing of memory."""
+"""Elements of a pack: a copy of 1 MiB is still in a cache when it is read."""
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -63,7 +63,7 @@ def measure(
     in_float64: Collection[int] = (),
     failed: Failed = reraise,
 ) -> list[Part]:
-    """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones.
+    """Launch the kernels for measurable gradients by layer index, and return new tensors.
 
     ``in_float64`` are layers whose norm is summed in float64.
     """
@@ -96,15 +96,15 @@ def measure(
 
 
 def min_max(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest element of a readable gradient; a NaN makes both NaN."""
+    """Return the least and the greatest element of a measurable gradient; a NaN makes both NaN."""
     with torch.no_grad():
         return _min_max(_real(_dense(gradient)))
 
 
 def are_finite(gradients: Iterable[Tensor], failed: Failed = reraise) -> list[Tensor]:
-    """Return whether all readable gradients are finite, one tensor per device and dtype: kernels only, nothing is read.
+    """Return True or False for all gradients of each device and dtype, as tensors: no value is read.
 
-    Gradients whose norm float32 cannot hold are taken for ones that are not.
+    A gradient whose norm overflows float32 counts as non-finite.
     """
     by_number = dict(enumerate(gradients))
     found = []
@@ -117,14 +117,16 @@ def are_finite(gradients: Iterable[Tensor], failed: Failed = reraise) -> list[Te
 
 
 def norm_of(gradient: Tensor, *, in_float64: bool = False) -> Tensor:
-    """Return the L2 norm of one gradient by the kernel of :func:`measure`: equal inputs give equal norms."""
+    """Return the L2 norm of one gradient, by the kernel of :func:`measure`: equal inputs give equal norms."""
     with torch.no_grad():
         return _norms([_real(_dense(gradient))], [in_float64])[0]
 
 
 def strided_sample(tensor: Tensor, most: int) -> Tensor | None:
-    """Return up to ``most`` elements from all over a tensor, as a view; None of a sparse one, and where only a copy of
-    all elements would lie in a row."""
+    """Return up to ``most`` elements at equal distances, as a view.
+
+    Return None for a sparse tensor, and for one that is contiguous in no order of its dimensions.
+    """
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         return None
@@ -132,13 +134,13 @@ def strided_sample(tensor: Tensor, most: int) -> Tensor | None:
         return tensor.reshape(-1)
     if _in_a_row(tensor) is None:
         return None
-    # An odd stride: an even one would meet the same columns of a matrix again and again.
+    # An odd stride: an even one would hit the same columns of a matrix again and again.
     stride = -(-tensor.numel() // most) | 1
     return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
 
 
 def norm_factors(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two factors of an L2 norm, and use up the values: squares of small float32 numbers would be nothing."""
+    """Return two factors of an L2 norm, and overwrite the values. Squares of small float32 numbers would underflow."""
     largest = _absmax(values).clamp_min(_TINY)
     return largest, torch.linalg.vector_norm(values.div_(largest))
 
@@ -150,7 +152,7 @@ def _measure_rows(
     count_zeros: Collection[int],
     count_nonfinite: Collection[int],
 ) -> None:
-    """Measure a pack, one layer in each row: by the same sums as each of them alone, so to the same bits."""
+    """Measure a pack, one layer in each row, to the same bits as each layer by itself."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=_norm_dtype(rows, in_float64=False)).to(torch.float32)
     lows, highs = rows.amin(1), rows.amax(1)  # aminmax() along a dimension takes ten times as long on a CPU
     columns = torch.stack([norms, -lows.to(torch.float32), highs.to(torch.float32)])
@@ -169,7 +171,7 @@ def _rows(rows: Tensor, wanted: list[int]) -> Tensor:
 
 def _absmax(values: Tensor) -> Tensor:
     if values.device.type == "cpu":
-        low, high = torch.aminmax(values)  # as for gradients
+        low, high = torch.aminmax(values)  # as in _columns
         return torch.maximum(high, -low)
     largest: Tensor = torch.linalg.vector_norm(values, float("inf"))
     return largest
@@ -207,8 +209,10 @@ def _norms(values: list[Tensor], are_float64: Sequence[bool]) -> list[Tensor]:
 
 
 def _summed_together(values: list[Tensor], are_float64: Sequence[bool]) -> list[bool]:
-    """Return whether one kernel takes the norm of each with others. One tensor with gaps sends all of a list to a
-    kernel each, and on a CPU a large one of low precision is copied."""
+    """Return True for each tensor whose norm one kernel takes together with others.
+
+    One tensor with gaps makes torch launch a kernel for each of the list. On a CPU, torch copies low precision.
+    """
     is_low = values[0].dtype in LOW_PRECISION
     if values[0].dtype is torch.float64:
         return [False] * len(values)
@@ -221,7 +225,7 @@ def _summed_together(values: list[Tensor], are_float64: Sequence[bool]) -> list[
 
 def _norm(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the L2 norm of one tensor in float32, summed in a dtype."""
-    # Only on CUDA, and only from low precision to float32, torch casts as it sums; else it makes a copy first.
+    # Torch casts as it sums only on CUDA from low precision to float32; otherwise it makes a copy first.
     is_cast_first = value.dtype is not dtype and not (value.is_cuda and dtype is torch.float32)
     pieces = _pieces(value, CHUNK) if is_cast_first else [value]
     norms: list[Tensor] = [torch.linalg.vector_norm(piece, dtype=dtype) for piece in pieces]
@@ -235,7 +239,7 @@ def _norm_dtype(value: Tensor, in_float64: bool) -> torch.dtype:
 
 
 def _min_max(value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest element; aminmax() makes a copy of what does not lie in a row."""
+    """Return the least and the greatest element. aminmax() copies a tensor that is not contiguous."""
     row = _in_a_row(value)
     if row is not None:
         return torch.aminmax(row)
@@ -251,7 +255,7 @@ def _count_nonzero(piece: Tensor) -> Tensor:
 
 
 def _count_nonfinite(piece: Tensor) -> Tensor:
-    """Return how many elements are NaN or infinite: minus themselves these are NaN, and all others zero."""
+    """Return the number of elements that are NaN or infinite: x - x is NaN for these, and zero for others."""
     return _count_nonzero(piece - piece)
 
 
@@ -260,12 +264,12 @@ def _counted_pieces(value: Tensor) -> list[Tensor]:
 
 
 def _is_counted_by_norm(value: Tensor) -> bool:
-    """Return True where count_nonzero() makes copies of nine bytes an element, and the 0-norm makes none."""
+    """Return True if count_nonzero() copies nine bytes per element; the 0-norm copies nothing."""
     return value.is_cuda and value.is_floating_point()
 
 
 def _pieces(value: Tensor, most: int) -> list[Tensor]:
-    """Return views of at most so many elements that together are the tensor, as contiguous as it is."""
+    """Split a tensor into views of at most ``most`` elements, as contiguous as the tensor."""
     if value.numel() <= most:
         return [value]
     strides = value.stride()
@@ -275,7 +279,7 @@ def _pieces(value: Tensor, most: int) -> list[Tensor]:
 
 
 def _in_a_row(value: Tensor) -> Tensor | None:
-    """Return a contiguous view of all elements in the order of the memory, None where there is none."""
+    """Return a contiguous view of all elements in memory order, or None."""
     if value.is_contiguous():
         return value
     strides = value.stride()
@@ -284,7 +288,7 @@ def _in_a_row(value: Tensor) -> Tensor | None:
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """Return the elements: of a sparse gradient those that it holds, duplicates added up in a tensor of our own."""
+    """Return a dense gradient as it is, and the summed elements of a sparse one as a new tensor."""
     if gradient.layout is torch.strided:
         return gradient
     held = gradient.detach().coalesce().values()
@@ -292,9 +296,9 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _real(gradient: Tensor) -> Tensor:
-    """Return real numbers; not detached, which takes a call for each: whoever calls this has turned gradients off.
+    """Return a view of real numbers. It is not detached, to save a call: the caller has disabled gradients.
 
-    The sign of imaginary parts changes no statistic: a tensor that is conjugated by a bit is viewed without it.
+    The sign of imaginary parts changes no statistic: a lazily conjugated tensor is viewed without its bit.
     """
     if not gradient.is_complex():
         return gradient
@@ -302,7 +306,7 @@ def _real(gradient: Tensor) -> Tensor:
 
 
 def _groups(gradients: Mapping[int, Tensor], wanted: Iterable[int]) -> list[list[int]]:
-    """Return those that are wanted, by device and dtype."""
+    """Return the wanted layers that have a gradient, grouped by device and dtype."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for layer in wanted:
         if (gradient := gradients.get(layer)) is not None:
@@ -311,8 +315,10 @@ def _groups(gradients: Mapping[int, Tensor], wanted: Iterable[int]) -> list[list
 
 
 def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return a function that computes in the dtypes of its tensors, also where a script calls ``backward()`` inside of
-    autocast: on a CPU that casts what is stacked, and refuses float16 where it is on for bfloat16."""
+    """Return the function with autocast disabled on the CPU, for scripts that call ``backward()`` inside of it.
+
+    Autocast casts stacked tensors, and refuses float16 if it is on for bfloat16.
+    """
 
     @wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -325,9 +331,9 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
 
 
 def packed(gradients: Mapping[int, Tensor], in_float64: Collection[int]) -> tuple[list[list[int]], dict[int, Tensor]]:
-    """Return the layers that are packed with each other, and the gradients of all others by layer index.
+    """Return packs of layers, and the gradients of all other layers by layer index.
 
-    ``in_float64`` are layers whose norm is summed in float64, each by itself.
+    The norm of a layer ``in_float64`` is summed by itself.
     """
     families: dict[tuple[object, ...], list[int]] = {}
     for layer, gradient in gradients.items():
@@ -343,7 +349,7 @@ def packed(gradients: Mapping[int, Tensor], in_float64: Collection[int]) -> tupl
 
 
 def rows_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return a copy of gradients of one pack as rows."""
+    """Return a copy of the gradients of one pack, as rows."""
     return torch.cat([*gradients]).view(len(gradients), -1)
 
 
@@ -353,5 +359,5 @@ def _is_small(gradient: Tensor) -> bool:
 
 
 def _lies_in_a_row(gradient: Tensor) -> bool:
-    """Say whether its elements would be summed in the order in which the copy has them."""
+    """Return True if the kernel sums the elements in the order that the copy has."""
     return gradient.layout is torch.strided and gradient.is_contiguous()

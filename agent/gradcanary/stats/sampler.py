@@ -1,4 +1,4 @@
-"""Taking one sample of a set of layers, on the training thread."""
+"""The samples of one optimizer's layers, taken on the training thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gradcanary import wire
-from gradcanary.guard import Failed, Guard
+from gradcanary.guard import Failed
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model import distributed
-from gradcanary.model.distributed import Rank
+from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation, weights
@@ -30,148 +30,31 @@ from gradcanary.stats.weights import (
 )
 
 ZEROS_EACH = 16
-"""Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
-
-
-def take_sample(
-    layers: Sequence[int],
-    references: References,
-    fired: Sequence[int] | None,
-    earlier: Sequence[int],
-    *,
-    phase: str,
-    scale: Tensor | None,
-    number: int,
-    request: SampleRequest,
-    external: Collection[int] = (),
-    owned: Sequence[bool] | None = None,
-    sends_only_nonfinite: bool = False,
-    is_partial: bool = False,
-    failed: Failed,
-) -> Sample:
-    """Return the sample of a window of some layers, given by their numbers and parameters.
-
-    ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
-    ``earlier`` those of the unsampled windows before it. ``external`` are layers, by position, whose gradients are
-    summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all:
-    one that ``sends_only_nonfinite`` only tells whether all are finite, and of a window that ``is_partial`` nothing is
-    told.
-    """
-    states, gradients = _seen(references, fired, earlier, external, owned)
-    dtypes = [
-        dtype_name(gradients[position].dtype) if position in gradients else None for position in range(len(layers))
-    ]
-    parts: list[Part] = []
-    if is_partial:
-        states = bytearray(PARTIAL if state == MEASURED else state for state in states)
-    elif sends_only_nonfinite:
-        parts += [Part(Kind.FINITE, finite) for finite in are_finite(gradients.values(), failed)]
-    if sends_only_nonfinite or is_partial:
-        gradients = {}
-    parts += _measured(layers, gradients, number, request, failed)
-    sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
-    parts += [Part(Kind.LOW_BITS, counts, positions) for positions, counts in low_bits(sums, failed)]
-    sample = Sample(layers, phase, states, dtypes, parts)
-    sample.set_scale(scale)
-    return sample
-
-
-def add_buffer(
-    sample: Sample,
-    position: int,
-    buffer: Tensor,
-    parameter: nn.Parameter | None,
-    *,
-    number: int,
-    request: SampleRequest,
-    failed: Failed,
-) -> None:
-    """Put a gradient that was summed in another tensor into its layer's place.
-
-    Of a parameter that is sharded the sum has to be so as well: of whole sums each process would send all.
-    """
-    buffer = distributed.local_tensor(buffer)
-    part = None if parameter is None or not distributed.is_dtensor(parameter) else distributed.local_tensor(parameter)
-    if is_measurable(buffer) and (part is None or part.shape == buffer.shape):
-        sample.states[position] = MEASURED
-        sample.dtypes[position] = dtype_name(buffer.dtype)
-        sample.parts += _measured(sample.layers, {position: buffer}, number, request, failed)
+"""Zeros of all layers are counted in each 16th sample: they cost as much as everything else together."""
 
 
 def not_sampled(layers: Sequence[int], references: References) -> Sample:
-    """Return what is known of layers whose optimizer had no step: nothing."""
-    parameters = (reference() for reference in references)
-    states = bytearray(_idle(parameter, 1) for parameter in parameters)
+    """Return an empty sample of layers whose optimizer had no step."""
+    states = bytearray(_idle_state(reference(), earlier=1) for reference in references)
     return Sample(layers, "accumulated", states, [None] * len(layers), [], is_joint=False)
 
 
-def _seen(
-    references: References,
-    fired: Sequence[int] | None,
-    earlier: Sequence[int],
-    external: Collection[int],
-    owned: Sequence[bool] | None,
-) -> tuple[bytearray, dict[int, Tensor]]:
-    """Return the state of each layer before anything is measured, and the gradients that can be, by position."""
-    states = bytearray([NO_GRADIENT]) * len(references)
-    gradients: dict[int, Tensor] = {}
-    for position, parameter in enumerate(reference() for reference in references):
-        gradient = None if parameter is None else accumulator(parameter)
-        is_here = gradient is not None if fired is None else fired[position] > 0
-        if position in external:
-            states[position] = PARTIAL
-        elif not is_here:
-            states[position] = _idle(parameter, earlier[position])
-        elif owned is not None and not owned[position]:
-            continue  # its elements are elsewhere
-        elif gradient is None or not is_measurable(gradient := distributed.local_tensor(gradient)):
-            states[position] = PARTIAL
-        else:
-            states[position] = MEASURED
-            gradients[position] = gradient
-    return states, gradients
-
-
-def _measured(
-    layers: Sequence[int], gradients: dict[int, Tensor], number: int, request: SampleRequest, failed: Failed
-) -> list[Part]:
-    zeros, nonfinite, in_float64 = (
-        _requested(layers, gradients, each) for each in (request.zeros, request.nonfinite, request.in_float64)
-    )
-    if number % ZEROS_EACH == 0:
-        zeros = gradients.keys()
-    return measure(gradients, zeros, nonfinite, in_float64, failed)
-
-
-def _requested(layers: Sequence[int], gradients: Mapping[int, Tensor], requested: Collection[int]) -> Collection[int]:
-    """Return the positions of the layers that are requested for and have a gradient."""
-    return {position for position in gradients if layers[position] in requested} if requested else ()
-
-
-def _sums(gradients: Mapping[int, Tensor], fired: Sequence[int] | None, number: int) -> dict[int, Tensor]:
-    """Return the float32 gradients that several micro-steps were added up in, of the layers whose turn it is."""
-    turn = layers_of_sample(number, len(fired)) if fired is not None and max(fired, default=0) > 1 else ()
-    added_up = {
-        position: gradients[position] for position in turn if position in gradients and fired and fired[position] > 1
-    }
-    return {position: gradient for position, gradient in added_up.items() if gradient.dtype is torch.float32}
-
-
-def _idle(parameter: nn.Parameter | None, earlier: int) -> int:
+def _idle_state(parameter: nn.Parameter | None, earlier: int) -> int:
+    """Return the state of a layer without a gradient; it is PARTIAL if an ``earlier`` window had one."""
     if parameter is not None and not parameter.requires_grad:
         return NOT_TRAINABLE
     return PARTIAL if earlier else NO_GRADIENT
 
 
 class Sampler:
-    """Measures the layers of one optimizer, and returns what it found.
+    """Measures the layers of one optimizer, and returns the values. Layers go by position.
 
-    ``layers`` are the numbers in the layer set of the parameters that ``references`` lead to; else they go by position.
-    ``external`` are those whose gradients the script sums elsewhere.
+    ``layers`` are their numbers in the layer set, ``references`` lead to their parameters, and ``external`` are those
+    whose gradients the script sums itself.
     """
 
     def __init__(
-        self, layers: Sequence[int], references: References, rank: Rank, guard: Guard, sums: Fp32Reference
+        self, layers: Sequence[int], references: References, rank: Rank, failed: Failed, sums: Fp32Reference
     ) -> None:
         self.layers = layers
         self.references = references
@@ -179,17 +62,17 @@ class Sampler:
         self.sums = sums
         self.frozen = Frozen()
         self.forecast_schedule = ForecastSchedule()
-        self._rank, self._failed = rank, guard.catch
+        self._rank, self._failed = rank, failed
         self._all: Layers | None = None
         self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
 
-    def follow(self, mine: Sequence[int], layers: Layers) -> None:
-        """Take the numbers of its layers among others, and the ways to them that are known by now."""
-        self.layers, self.references = mine, [layers.references[layer] for layer in mine]
+    def follow(self, numbers: Sequence[int], layers: Layers) -> None:
+        """Take the present numbers of the layers among those of all optimizers, and their present references."""
+        self.layers, self.references = numbers, [layers.references[layer] for layer in numbers]
         self._all = layers
 
     def parameter(self, position: int) -> nn.Parameter | None:
-        """Return a layer's parameter, None when the training has let go of it."""
+        """Return a layer's parameter, None if the training has freed it."""
         return self.references[position]()
 
     def gradient(self, position: int) -> Tensor | None:
@@ -200,11 +83,11 @@ class Sampler:
     # -- samples -------------------------------------------------------------------------------------------------
 
     def forget_earlier(self) -> None:
-        """After a sample, forget which layers took part before it."""
+        """After a sample, forget the layers of the windows before it."""
         self._earlier, self._counts = [0] * len(self.layers), [0] * len(self.layers)
 
     def remember_earlier(self, counts: list[int]) -> None:
-        """Remember for the next sample which layers took part in a window that was not sampled."""
+        """Remember the layers of an unsampled window for the next sample."""
         if counts != self._counts:  # most are like the one before
             self._earlier = [*map(add, self._earlier, counts)]
             self._counts = counts
@@ -221,57 +104,96 @@ class Sampler:
         request: SampleRequest,
         is_partial: bool,
     ) -> Sample:
-        """Return a sample of a window in which the layers accumulated so often, None where no hook saw it.
+        """Return the sample of a window.
 
-        Layers that are ``unknown`` may have had a gradient since the last sample.
+        ``counts`` are the accumulations of each layer, None if no hook saw any (gradients made by hand). ``unknown``
+        layers may have had a gradient since the last sample. A process that sends only non-finite gradients checks if
+        all are finite. A window that ``is_partial`` is not measured.
         """
         for position in unknown:
             self._earlier[position] = 1
-        return take_sample(
-            self.layers,
-            self.references,
-            counts,
-            self._earlier,
-            phase=phase,
-            scale=scale,
-            number=number,
-            request=request,
-            external=self.external,
-            owned=self._rank.owned(self.layers),
-            sends_only_nonfinite=self._rank.sends_only_nonfinite,
-            is_partial=is_partial,
-            failed=self._failed,
+        states, gradients = self._find_gradients(counts)
+        dtypes = [dtype_name(gradients[at].dtype) if at in gradients else None for at in range(len(self.layers))]
+        parts: list[Part] = []
+        if is_partial:
+            states = bytearray(PARTIAL if state == MEASURED else state for state in states)
+        elif self._rank.sends_only_nonfinite:
+            parts += [Part(Kind.FINITE, finite) for finite in are_finite(gradients.values(), self._failed)]
+        if is_partial or self._rank.sends_only_nonfinite:
+            gradients = {}
+        parts += self._measure(gradients, number, request)
+        sums = _float32_sums(gradients, counts, number) if counts is not None and phase != "post_clip" else {}
+        parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+        sample = Sample(self.layers, phase, states, dtypes, parts)
+        sample.set_scale(scale)
+        return sample
+
+    def _find_gradients(self, counts: Sequence[int] | None) -> tuple[bytearray, dict[int, Tensor]]:
+        """Return the state of each layer before the measurement, and the measurable gradients."""
+        states = bytearray([NO_GRADIENT]) * len(self.references)
+        gradients: dict[int, Tensor] = {}
+        owned = self._rank.owned(self.layers)
+        for position, parameter in enumerate(reference() for reference in self.references):
+            gradient = None if parameter is None else accumulator(parameter)
+            has_gradient = gradient is not None if counts is None else counts[position] > 0
+            if position in self.external:
+                states[position] = PARTIAL
+            elif not has_gradient:
+                states[position] = _idle_state(parameter, self._earlier[position])
+            elif owned is not None and not owned[position]:
+                continue  # another process has its elements
+            else:
+                states[position] = PARTIAL
+                if gradient is not None and type(gradient) is not Tensor:  # usually a plain one: no call is needed
+                    gradient = distributed.local_tensor(gradient)
+                if gradient is not None and is_measurable(gradient):
+                    states[position] = MEASURED
+                    gradients[position] = gradient
+        return states, gradients
+
+    def _measure(self, gradients: dict[int, Tensor], number: int, request: SampleRequest) -> list[Part]:
+        zeros, nonfinite, in_float64 = (
+            {position for position in gradients if self.layers[position] in requested} if requested else ()
+            for requested in (request.zeros, request.nonfinite, request.in_float64)
         )
+        if number % ZEROS_EACH == 0:
+            zeros = gradients.keys()
+        return measure(gradients, zeros, nonfinite, in_float64, self._failed)
 
     @without_autocast
     def local_parts(self, local: LocalNonfinite) -> list[Part]:
-        """Return what this process made not finite by itself, and whether all weights are finite."""
+        """Return the layers that this process made non-finite, and if all weights are finite."""
         references = () if self._all is None else self._all.references
         every = [weight for reference in references if (weight := weight_of(reference())) is not None]
         return local.combine() + [Part(Kind.WEIGHTS, each) for each in are_finite(every, self._failed)]
 
     @without_autocast
     def add_accumulation_errors(self, sample: Sample, counts: Sequence[int]) -> None:
-        """Add what sums of low precision lost."""
+        """Add the errors of low-precision sums."""
         sample.add(Kind.ACCUMULATION_ERROR, self.sums.errors(counts))
 
     @without_autocast
-    def add_external(
-        self, sample: Sample, position: int, tensor: Tensor, *, number: int, request: SampleRequest
-    ) -> None:
-        """Add what a tensor of the script holds now, in position of a layer's gradient."""
-        rank = self._rank
-        owned = rank.owned([self.layers[position]]) or [True]
-        if owned[0] and not (rank.sends_only_nonfinite or is_capturing()):
-            parameter = self.parameter(position)
-            add_buffer(sample, position, tensor, parameter, number=number, request=request, failed=self._failed)
+    def add_external(self, sample: Sample, position: int, tensor: Tensor, number: int, request: SampleRequest) -> None:
+        """Add the values of a tensor of the script instead of a layer's gradient.
+
+        For a sharded parameter the tensor must be a shard, too: each process would send the whole sum.
+        """
+        owned = self._rank.owned([self.layers[position]]) or [True]
+        if not owned[0] or self._rank.sends_only_nonfinite or is_capturing():
+            return
+        tensor, parameter = distributed.local_tensor(tensor), self.parameter(position)
+        shard = distributed.local_tensor(parameter) if parameter is not None and is_dtensor(parameter) else None
+        if is_measurable(tensor) and (shard is None or shard.shape == tensor.shape):
+            sample.states[position] = MEASURED
+            sample.dtypes[position] = dtype_name(tensor.dtype)
+            sample.parts += self._measure({position: tensor}, number, request)
 
     # -- around the step -----------------------------------------------------------------------------------------
 
     def probe_clip(
         self, position: int, counts: Sequence[int], request: SampleRequest, scale: Tensor | None
     ) -> list[Part]:
-        """Return the norm of one layer's gradient as it is now: of the requested layer, else of the given one."""
+        """Return the present norm of one layer's gradient: of the requested layer, else of the given one."""
         if request.probe in self.layers and (requested := self.layers.index(request.probe)) not in self.external:
             position = requested
         gradient = self.gradient(position)
@@ -287,18 +209,18 @@ class Sampler:
         return [Part(Kind.PROBE, norm, layer), *scales]
 
     def copy_weights(self, step: int) -> dict[int, Tensor]:
-        """Return copies of what the step changes, of the layers whose turn it is."""
+        """Return copies of the weights of a few layers before a step."""
         if self._rank.sends_only_nonfinite or is_capturing():
             return {}
         turn = weights.layers_of_step(step, len(self._all or ()))
         return copy_weights_of(turn, self.layers, self.references, self._rank.owned(self.layers))
 
     def compare_weights(self, copies: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return how far the step moved them."""
+        """Return the weight changes since the copies, as :func:`update_norms` does."""
         return update_norms(copies, self.references)
 
     def find_frozen(self, step: int, interval: int, counts: Sequence[int]) -> dict[int, Tensor]:
-        """Return the share of weights that have not moved for a while, after a step that is due."""
+        """Return the shares of unmoved weights after a step that is due."""
         if self._all is None or self._rank.sends_only_nonfinite or is_capturing():
             return {}
         known, owned = self._all.layer_set.layers, self._rank.owned(self.layers)
@@ -310,9 +232,9 @@ class Sampler:
         return self.frozen.unchanged_fraction(step, interval, self.references, moving)
 
     def follow_sums(self, next_step: int, interval: int, first_step: int) -> None:
-        """See to it that what the next window's sums lose can be measured, where that is its turn.
+        """Have the next window's sums compared with sums in float32, if that is due.
 
-        After a data-parallel wrapper a sum is the mean of all processes by the end of a pass: its loss is not known.
+        Under a data-parallel wrapper a sum is the mean of all processes at the end of a pass: its error is unknown.
         """
         if self._rank.sends_only_nonfinite or self._rank.measures_local_grads or self.external:
             return
@@ -326,22 +248,22 @@ class Sampler:
         return not (self._rank.sends_only_nonfinite or is_capturing()) and self.forecast_schedule.is_due(optimizer)
 
     def forecast_moments(self, optimizer: torch.optim.Optimizer) -> list[wire.Fact]:
-        """Return what will go wrong with moments of low precision."""
-        every = () if self._all is None else self._all.layer_set.layers
-        names = {id(each()): every[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
-        return coarse_moments(optimizer, names, len(every))
+        """Return facts about moments whose precision is too low."""
+        known = () if self._all is None else self._all.layer_set.layers
+        names = {id(each()): known[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
+        return coarse_moments(optimizer, names, len(known))
 
     def add_forecasts(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
-        """Add what will go wrong with weights of low precision."""
+        """Add forecasts for weights of low precision."""
         sample.forecasts = forecasts(optimizer, self.references)
         sample.parts += [part for forecast in sample.forecasts for part in forecast.parts]
 
 
 class LocalNonfinite:
-    """Whether this process made gradients of a window not finite, by position of the layer; nothing of it is read.
+    """Shows which layers this process made non-finite in a window; no value is read.
 
-    Without ``no_sync`` each pass adds to what the last one left in all processes. What was not finite before a pass was
-    not made in it.
+    Without ``no_sync`` each pass adds to the reduced sum of the passes before. A sum that was non-finite before a pass
+    was not made so by it.
     """
 
     def __init__(self) -> None:
@@ -351,7 +273,7 @@ class LocalNonfinite:
     def measure(self, position: int, gradient: Tensor) -> None:
         """Measure a gradient of this process alone, in a backward pass.
 
-        One that a former pass had, too, only where it is known what that left.
+        A layer of an earlier pass is measured only if its sum after that pass is known.
         """
         found, before = self._found.get(position), self._before.pop(position, None)
         if found is None:
@@ -360,14 +282,14 @@ class LocalNonfinite:
             self._found[position] = found | (_is_nonfinite(gradient) & ~before)
 
     def remember(self, gradient_of: Callable[[int], Tensor | None]) -> None:
-        """After a pass, measure what it left to the next one, with the parts of other processes in it."""
+        """After a pass, measure the reduced sums that the next pass adds to."""
         for position in self._found:
             gradient = gradient_of(position)
             if gradient is not None and is_measurable(gradient):
                 self._before[position] = _is_nonfinite(gradient)
 
     def combine(self) -> list[Part]:
-        """Return what was found, in one part per device."""
+        """Return one part per device."""
         devices: dict[torch.device, list[int]] = {}
         for position, found in self._found.items():
             devices.setdefault(found.device, []).append(position)
@@ -379,3 +301,10 @@ class LocalNonfinite:
 def _is_nonfinite(gradient: Tensor) -> Tensor:
     least, greatest = min_max(gradient)
     return ~(least.isfinite() & greatest.isfinite())
+
+
+def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int], number: int) -> dict[int, Tensor]:
+    """Return the float32 sums of several micro-steps, for the layers of a sample of this number."""
+    positions = layers_of_sample(number, len(counts)) if max(counts, default=0) > 1 else ()
+    added_up = {at: gradients[at] for at in positions if at in gradients and counts[at] > 1}
+    return {at: gradient for at, gradient in added_up.items() if gradient.dtype is torch.float32}

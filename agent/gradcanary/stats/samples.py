@@ -1,4 +1,4 @@
-"""One sample of a set of layers: tensors on the training thread, numbers on the sender thread. No torch at import."""
+"""A sample of some layers: tensors on the training thread, numbers on the sender thread. No torch at import."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.
 
 
 class Kind(Enum):
-    """What a part holds; of a sample first, then of a record."""
+    """The content of a part: first those of a sample, then those of a record."""
 
     NORMS = auto()
-    """[3, layers]: L2 norm, minus the least element, the greatest."""
+    """[3, layers]: L2 norm, negated minimum, maximum."""
     NONZERO = auto()
-    """Per layer how many elements are not zero; a large layer is counted in pieces, and named once for each."""
+    """The number of non-zero elements per layer; a large layer has several pieces, each with its count."""
     NONFINITE = auto()
-    """Per layer how many elements are not finite, in pieces as well."""
+    """The number of non-finite elements per layer, in pieces as well."""
     SCALE = auto()
     """The loss scale that the gradients carried."""
     LOCAL_NONFINITE = auto()
-    """Per layer whether this process made its gradient not finite, before a reduction."""
+    """True per layer if this process made its gradient non-finite, before a reduction."""
     WEIGHTS = auto()
-    """Whether all weights are finite: else the gradients of all processes are not, and it says nothing of one."""
+    """True if all weights are finite; otherwise the gradients of all processes are non-finite."""
     FINITE = auto()
-    """Whether all gradients are finite, of a process that another one speaks for."""
+    """True if all gradients are finite, in a process that sends only non-finite ones."""
     LOW_BITS = auto()
-    """What :func:`gradcanary.stats.accumulation.low_bits` counts."""
+    """The counts of :func:`gradcanary.stats.accumulation.low_bits`."""
     UPDATE_NORMS = auto()
-    """What :func:`gradcanary.stats.weights.update_norms` finds of one layer."""
+    """The factors of :func:`gradcanary.stats.weights.update_norms` for one layer."""
     ACCUMULATION_ERROR = auto()
-    """What :meth:`gradcanary.stats.accumulation.Fp32Reference.errors` finds of one layer."""
+    """The factors of :meth:`gradcanary.stats.accumulation.Fp32Reference.errors` for one layer."""
     FROZEN = auto()
-    """The share of a layer's weights that :class:`gradcanary.stats.weights.Frozen` found unmoved."""
+    """The share of a layer's weights that did not move (:class:`gradcanary.stats.weights.Frozen`)."""
     STUCK = auto()
     """The share of a layer's weights that a step of the learning rate cannot move."""
 
     LOSS = auto()
-    """What a backward pass started from."""
+    """The root of a backward pass."""
     LEARNING_RATE = auto()
     """The learning rate of a parameter group."""
     LOSS_SCALE = auto()
@@ -64,10 +64,10 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class Part:
-    """One value of a sample or a record, on whatever device it was made, and the layers that it is about.
+    """One value of a sample or a record, on its device, and its layers.
 
-    ``layers`` go by position in the sample; a probe's is a number of the layer set. ``sizes`` are those of layers whose
-    elements are counted.
+    ``layers`` are positions in the sample; a probe has the number of the layer set. ``sizes`` are the numbers of
+    elements of counted layers.
     """
 
     kind: Kind
@@ -78,7 +78,7 @@ class Part:
 
 @dataclass
 class Forecast:
-    """The share of elements, per layer by position, that a step of the learning rate cannot move; after that rate."""
+    """The learning rate, and per layer the share of elements that a step of this size cannot move."""
 
     dtype: str
     parts: list[Part]
@@ -86,10 +86,10 @@ class Forecast:
 
 @dataclass
 class Sample:
-    """The layers of one optimizer's window, measured once; ``states``, ``dtypes`` and ``parts`` go by position.
+    """The values of the layers of one optimizer; ``states``, ``dtypes`` and ``parts`` go by position.
 
-    ``layers`` are their numbers in the layer set; ``is_joint`` tells whether they came out of the main optimizer's
-    backward passes; ``forecasts`` what :mod:`gradcanary.stats.weights` foresees.
+    ``layers`` are their numbers in the layer set. ``is_joint`` is True if the gradients come from backward passes of
+    the main optimizer.
     """
 
     layers: Sequence[int]
@@ -101,30 +101,33 @@ class Sample:
     forecasts: list[Forecast] = field(default_factory=list)
 
     def devices(self) -> set[torch.device]:
-        """Return where the gradients are, until the values have left it."""
+        """Return the devices of the gradients, before the values are copied to the host."""
         return {part.value.device for part in self.parts if part.kind is Kind.NORMS}  # type: ignore[union-attr]  # a tensor
 
     def set_scale(self, scale: Tensor | None) -> None:
-        """Take the loss scale that the gradients carried, in place of another one."""
+        """Set the loss scale of the gradients."""
         self.parts = [part for part in self.parts if part.kind is not Kind.SCALE]
         self.parts += [] if scale is None else [Part(Kind.SCALE, scale)]
 
     def mark_partial(self, accumulated: Iterable[int]) -> None:
-        """Correct the state of layers that accumulated, though no gradient was seen: their hook came after the step."""
+        """Correct the state of layers whose hook came after the step: they had a gradient."""
         for position in accumulated:
             if self.states[position] == NO_GRADIENT:
                 self.states[position] = PARTIAL
 
     def add(self, kind: Kind, tensors: Mapping[int, Tensor]) -> None:
-        """Take what there is of some layers, by position."""
+        """Add a part for each of some layers, by position."""
         self.parts += [Part(kind, tensor, (position,)) for position, tensor in tensors.items()]
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What the sender, which sees the numbers, asks the training thread to measure next, by layer index.
+    """The layers that the next samples measure further; the sender thread, which reads the numbers, makes it.
 
-    ``local``: gradients before a reduction.
+    - ``zeros``, ``nonfinite``: layers whose elements of this kind are counted.
+    - ``in_float64``: layers whose norm is summed in float64.
+    - ``probe``: the layer that shows a clip.
+    - ``local``: True if gradients are measured before a reduction as well.
     """
 
     zeros: frozenset[int] = frozenset()
@@ -135,7 +138,7 @@ class SampleRequest:
 
 
 def parts_of(losses: Iterable[Tensor], rates: Iterable[float | Tensor]) -> list[Part]:
-    """Return the parts of a record whose window had these losses and learning rates."""
+    """Return the parts of a record for some losses and learning rates."""
     return [*(Part(Kind.LOSS, loss) for loss in losses), *(Part(Kind.LEARNING_RATE, rate) for rate in rates)]
 
 
@@ -145,20 +148,20 @@ def of_kind(parts: Iterable[Part], kind: Kind) -> Part | None:
 
 
 def scale_of(parts: Iterable[Part], kind: Kind) -> float:
-    """Return a loss scale, 1 where it is none to divide by; waits for it."""
+    """Return a loss scale, or 1 if dividing by it is impossible; waits for it."""
     part = of_kind(parts, kind)
     value = 1.0 if part is None else number_of(part.value)
     return value if math.isfinite(value) and value > 0 else 1.0
 
 
 def number_of(value: float | Tensor) -> float:
-    """Return a number, of a tensor its value; waits for it."""
+    """Return a number or the value of a tensor; waits for it."""
     return float(value)
 
 
 @dataclass
 class Numbers:
-    """The numbers of a sample, by layer index; as stored in the accumulator, before any correction for a loss scale."""
+    """The numbers of a sample, by layer index, not yet divided by a loss scale."""
 
     absmax: dict[int, float] = field(default_factory=dict)
     norm: dict[int, float] = field(default_factory=dict)
@@ -167,9 +170,9 @@ class Numbers:
 
 
 def read(parts: Iterable[Part], failed: Failed = reraise) -> Numbers:
-    """Return the numbers of the parts that :func:`measure` makes; this waits for the devices.
+    """Return the numbers of the parts of :func:`measure`; waits for the devices.
 
-    Of a layer that two of a kind have, those of the last one.
+    If two parts of a kind have the same layer, the last one counts.
     """
     numbers = Numbers()
     for part in parts:
@@ -183,7 +186,7 @@ def _read_norms(numbers: Numbers, part: Part, columns: list[list[float]]) -> Non
     norms, minus_min, maxima = columns
     numbers.norm.update(zip(part.layers, norms, strict=True))
     # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
-    # abs(): of two zeros it takes the first, which may be the negative one.
+    # abs(): max() of two zeros takes the first, which may be the negative one.
     numbers.absmax.update(zip(part.layers, map(abs, map(max, minus_min, maxima)), strict=True))
 
 

@@ -1,6 +1,6 @@
-"""The weights: how far a step moves them, how many stand still, and forecasts of their precision.
+"""The weights: their change in a step, the share that does not move, and forecasts of their precision.
 
-Some layers in each sampled step, in turns. Kernels only, nothing is read.
+Each sampled step measures a few layers, in turns. No value is read.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from gradcanary.stats.kernels import LOW_PRECISION, norm_factors, strided_sample
 from gradcanary.stats.samples import Forecast, Kind, Part, number_of
 
 PER_STEP = 2
+"""Layers whose update is measured in a step."""
+
 ELEMENTS = 2**16
-"""Looked at of a layer."""
+"""Elements of a layer that are compared, at most."""
 
 _MULTIPLIER = 0xA55A15D46DF9CE17
-"""Of 10,000 random ones the one that leaves out no slot for more than three rounds, whether each step, each 10th,
-100th or 1000th is sampled."""
+"""The best of 10,000 random multipliers: no slot waits longer than three rounds, if each step, each 10th, 100th or
+1000th is sampled."""
 
 FROZEN_EACH = 50
+"""Steps from one comparison of weights to the next."""
+
 FROZEN_PER_TURN = 8
-FROZEN_ELEMENTS = 2**16
+"""Layers in a comparison."""
 
 AFTER, AT_LATEST = 50, 1000
-"""Steps of an optimizer: while its learning rate still rises, the look is put off."""
+"""Steps of an optimizer before its forecast: at least 50, and up to 1,000 while its learning rate rises."""
 
 MOST_LAYERS = 64
+"""Layers of a group in a forecast, at most."""
+
 BITS = {torch.bfloat16: 8, torch.float16: 11}
-"""Of a significand, with the one that is not stored."""
+"""Bits of a significand, with the implicit one."""
 
 _SUBNORMAL = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -44,17 +50,17 @@ _MOMENTS = ("exp_avg", *_SECOND_MOMENTS)
 
 
 def layers_of_step(step: int, layers: int) -> list[int]:
-    """Return the layers of a step: by its number alone, so that all ranks take the same."""
+    """Return the layers to measure in a step. All ranks get the same ones: only its number counts."""
     return round_robin(range(layers), slot_of(step, -(-layers // PER_STEP)), PER_STEP)
 
 
 def copy_weights_of(
     turn: Iterable[int], layers: Sequence[int], references: References, owned: Sequence[bool] | None
 ) -> dict[int, Tensor]:
-    """Return copies of elements by position, of those of the layers whose turn it is that are plain and trained.
+    """Return copies of elements of the layers of a turn, by position, if they are plain and trained.
 
-    ``layers`` are the numbers, by position, ``references`` the parameters; ``owned`` tells which of them this process
-    speaks for, None = all. Of a sharded one it is the shard.
+    ``layers`` and ``references`` are the numbers and parameters by position. ``owned`` is True for each layer that this
+    process sends, None for all. A sharded layer gives its shard.
     """
     copies: dict[int, Tensor] = {}
     for position in (layers.index(layer) for layer in turn if layer in layers):
@@ -68,11 +74,10 @@ def copy_weights_of(
 
 
 def update_norms(copies: Mapping[int, Tensor], references: References) -> dict[int, Tensor]:
-    """Return tensors of four: two of the change's L2 norm and two of the weights' own, each a product of its two.
+    """Return four numbers per layer: two factors of the L2 norm of the change, and two of the norm of the weights.
 
-    The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32. A layer that
-    the step has moved away, as to another device, is left out. Both norms are those of all elements, as far as those
-    that were looked at tell.
+    The copies are overwritten. One factor is the absmax, so that squares of small changes do not underflow. A layer
+    that the step has moved to another device is left out. Both norms are scaled from the sample to all elements.
     """
     found = {}
     with torch.no_grad():
@@ -87,8 +92,10 @@ def update_norms(copies: Mapping[int, Tensor], references: References) -> dict[i
 
 
 def weight_of(parameter: Tensor | None) -> Tensor | None:
-    """Return a parameter's elements that lie here, where they are numbers in a plain dense tensor: a quantized one is
-    another thing, and one whose memory was given back would be read at an address that is no longer its own."""
+    """Return the local elements of a parameter if it is a plain dense tensor of floating-point numbers, else None.
+
+    The storage is checked: reading one that was freed would read memory of other tensors.
+    """
     weight = None if parameter is None else local_tensor(parameter).detach()
     if weight is None or type(weight) is not Tensor or weight.layout is not torch.strided:
         return None
@@ -97,7 +104,7 @@ def weight_of(parameter: Tensor | None) -> Tensor | None:
 
 
 def _part(weight: Tensor | None) -> Tensor | None:
-    """Return the elements that are looked at, as a view; None of a large layer whose elements lie apart in memory."""
+    """Return the compared elements as a view of real numbers; None for a large layer with gaps in memory."""
     if weight is None:
         return None
     return strided_sample(torch.view_as_real(weight) if weight.is_complex() else weight, ELEMENTS)
@@ -108,26 +115,26 @@ def _dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def round_robin(layers: Sequence[int], turn: int, most: int) -> list[int]:
-    """Return up to ``most`` of the layers, in the turn of this number: one turn after the other takes all of them."""
+    """Return up to ``most`` layers for a turn; successive turns go through all of them."""
     first = turn * most % max(len(layers), 1)
     return [*layers[first:], *layers[:first]][:most]
 
 
 def slot_of(step: int, slots: int) -> int:
-    """Return one of the slots by the number of the step alone: multiplicative hashing (Knuth, TAOCP 3, 6.4).
+    """Return the slot of a step by multiplicative hashing (Knuth, TAOCP 3, 6.4).
 
-    ``step // interval % slots`` would not do: ranks that sample at different intervals are to meet on the same layers.
+    Unlike ``step // interval % slots`` it gives ranks with different intervals the same layers.
     """
     return (step * _MULTIPLIER) % 2**64 * slots >> 64
 
 
 def is_frozen_due(step: int) -> bool:
-    """Say whether a turn ends after this step: by its number, so that all ranks take the same layers."""
+    """Return True if weights are compared after this step. All ranks agree: only its number counts."""
     return step % FROZEN_EACH == 0
 
 
 class Frozen:
-    """Copies of some elements of some layers, by position, since a step."""
+    """Copies of elements of some layers, by position, from an earlier step."""
 
     def __init__(self) -> None:
         self._since = -1
@@ -137,26 +144,28 @@ class Frozen:
     def unchanged_fraction(
         self, step: int, interval: int, references: References, moving: Sequence[bool]
     ) -> dict[int, Tensor]:
-        """After a step that is due, return the share of elements that the steps since the last turn left alone, by
-        position, and turn to other layers; ``interval`` lies between two samples. Kernels only, nothing is read.
+        """After a step that is due, return the share of unmoved elements since the last turn, and copy other layers.
 
-        ``moving`` tells which layers this step moves and this process speaks for; others stand still for other reasons.
+        ``interval`` is the number of steps between two samples. ``moving`` is True for each layer that this step moves
+        and this process sends.
         """
         if step == self._since:
-            return self._found  # of an optimizer that steps several times in a step of the main one
+            return self._found  # another step of this optimizer in the same step of the main one
         span = max(FROZEN_EACH, interval)
         is_whole = step - self._since == span
         self._found = self._shares(references, moving) if is_whole else {}
         low = [position for position, each in enumerate(references) if _is_low(each())]
         chosen = [position for position in round_robin(low, step // span, FROZEN_PER_TURN) if moving[position]]
-        parts = {position: part for position in chosen if (part := _frozen_part(references[position]())) is not None}
+        parts = {
+            position: part for position in chosen if (part := _part(weight_of(references[position]()))) is not None
+        }
         self._since, self._copies = step, {position: part.clone() for position, part in parts.items()}
         return self._found
 
     def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
         found = {}
         for position, before in self._copies.items():
-            now = _frozen_part(references[position]()) if moving[position] else None
+            now = _part(weight_of(references[position]())) if moving[position] else None
             if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
                 found[position] = (now == before).mean(dtype=torch.float32)
         return found
@@ -166,21 +175,16 @@ def _is_low(parameter: Tensor | None) -> bool:
     return parameter is not None and parameter.requires_grad and parameter.dtype in LOW_PRECISION
 
 
-def _frozen_part(parameter: Tensor | None) -> Tensor | None:
-    weight = weight_of(parameter)
-    return None if weight is None else strided_sample(weight, FROZEN_ELEMENTS)
-
-
 class ForecastSchedule:
-    """Knows when the time for an optimizer's forecast has come."""
+    """The time of an optimizer's only forecast."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_done = False
         self._steps = 0
         self._rates: list[float] = []
 
     def is_due(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Count a step, and say whether there were enough. A rate in a tensor may rise without being seen to."""
+        """Count a step, and return True after enough steps. A learning rate in a tensor is not read: it may rise."""
         self._steps += 1
         before, now = self._rates, [group.get("lr", 0.0) for group in optimizer.param_groups]
         self._rates = [] if any(isinstance(rate, Tensor) for rate in now) else now
@@ -189,10 +193,7 @@ class ForecastSchedule:
 
 
 def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[Forecast]:
-    """Return a forecast for each group of an optimizer of Adam's kind that holds weights of low precision.
-
-    Kernels only, nothing is read. Of 64 layers of a group at most.
-    """
+    """Return a forecast for each group of an Adam-like optimizer with weights of low precision; no value is read."""
     found_at = enumerate(reference() for reference in references)
     positions = {id(parameter): position for position, parameter in found_at if parameter is not None}
     found = []
@@ -200,8 +201,8 @@ def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[
         low = [p for p in group["params"] if p.dtype in BITS and id(p) in positions and _goes_by_the_rate(optimizer, p)]
         for dtype in dict.fromkeys(parameter.dtype for parameter in low):
             rate = group["lr"].detach().clone() if isinstance(group["lr"], Tensor) else group["lr"]
-            mine = [parameter for parameter in low if parameter.dtype is dtype]
-            some = mine[:: -(-len(mine) // MOST_LAYERS)]
+            same = [parameter for parameter in low if parameter.dtype is dtype]
+            some = same[:: -(-len(same) // MOST_LAYERS)]
             stuck = [(positions[id(p)], share) for p in some if (share := stuck_share(p, rate)) is not None]
             parts = [Part(Kind.LEARNING_RATE, rate), *(Part(Kind.STUCK, share, (at,)) for at, share in stuck)]
             found.append(Forecast(str(dtype).removeprefix("torch."), parts))
@@ -209,9 +210,9 @@ def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[
 
 
 def stuck_share(parameter: Tensor, change: float | Tensor) -> Tensor | None:
-    """Return the share of elements that stay as they are when they are changed by so much; None of none to look at."""
+    """Return the share of elements that a change of this size leaves as they are; None if none can be compared."""
     weight = weight_of(parameter)
-    part = None if weight is None else strided_sample(weight, FROZEN_ELEMENTS)
+    part = _part(weight)
     if weight is None or part is None:
         return None
     exponents = torch.frexp(part.to(torch.float32)).exponent  # of |w| = m * 2^e with m from 1/2 to 1
@@ -220,8 +221,10 @@ def stuck_share(parameter: Tensor, change: float | Tensor) -> Tensor | None:
 
 
 def coarse_moments(optimizer: torch.optim.Optimizer, names: Mapping[int, str], every: int) -> list[wire.Fact]:
-    """Return what is to be said of second moments that cannot decay; ``names`` of the layers by id of the parameter, of
-    so many in all. A beta in a tensor is not read."""
+    """Return facts about second moments that cannot decay. A beta in a tensor is not read.
+
+    ``names`` are those of the layers by id of the parameter, and ``every`` is the number of all layers.
+    """
     layers: dict[tuple[str, float], list[str]] = {}
     for group in optimizer.param_groups:
         decay = group["betas"][1] if "betas" in group else 0.999
@@ -235,8 +238,10 @@ def coarse_moments(optimizer: torch.optim.Optimizer, names: Mapping[int, str], e
 
 
 def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.Fact | None:
-    """Return what is to be said of a forecast, by name of the layer, None where most weights can move; waits for the
-    learning rate."""
+    """Return the fact of a forecast, None if most weights can move; waits for the learning rate.
+
+    ``shares`` are those of the elements that cannot move, by name of the layer.
+    """
     stuck = {name: share for name, share in shares.items() if share >= 0.5}
     if not stuck or not (rate := number_of(forecast.parts[0].value)) > 0:
         return None
@@ -251,7 +256,7 @@ def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.
 
 
 def _goes_by_the_rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Say so of Adam and its kind, and not where a state of the weight's shape keeps what rounding takes away."""
+    """Return True for Adam-like optimizers, unless a state of the weight's shape keeps the rounding errors."""
     state = optimizer.state.get(parameter, {})
     others = (each for key, each in state.items() if key not in _MOMENTS and isinstance(each, Tensor))
     return bool(_moments(optimizer, parameter)) and not any(each.shape == parameter.shape for each in others)

@@ -1,7 +1,7 @@
-"""What samples take on a GPU: a pair of events around each, read once both have completed and never waited for.
+"""The time of samples on a GPU: a pair of events around each, read once both have completed and never waited for.
 
-The host only launches a sample's kernels. Its clock sees that, and not how long the training's own kernels have to wait
-for them. Of a sample counts the longer one of both: what the device took beyond the host's time is added to that.
+The host only launches the kernels of a sample, so its clock misses the time of the kernels. The longer one of both
+times counts: the time on the device that exceeds the host's time is added to that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradcanary.hooks.graphs import is_capturing
 Given = ParamSpec("Given")
 
 PENDING = 64
-"""Samples whose events have not completed, at most: as many as the host is ahead of a GPU. Others are not timed."""
+"""Samples on their way, at most. Further ones are not timed."""
 
 
 class Event(Protocol):
@@ -33,7 +33,7 @@ class Event(Protocol):
 
 
 class DeviceClock:
-    """Times samples on ``devices``, those of the layers that are GPUs."""
+    """Times samples on ``devices``, the GPUs that hold layers."""
 
     def __init__(self, record: Callable[[torch.device], Event] | None = None) -> None:
         self.devices: Collection[torch.device] = ()
@@ -51,7 +51,7 @@ class DeviceClock:
         self._pending.append((time.perf_counter() - began, [*zip(begins, ends, strict=True)]))
 
     def take(self) -> float:
-        """Return the seconds by which devices took longer than the host, of samples that have completed since."""
+        """Return the seconds that devices took longer than the host, for samples completed since the last call."""
         taken_s = 0.0
         while self._pending and not is_capturing():
             host_s, pairs = self._pending[0]
@@ -64,7 +64,7 @@ class DeviceClock:
 
 
 def on_device_clock(launch: Callable[Given, None]) -> Callable[Given, None]:
-    """Return a method of an object that has a ``_device_clock``, timed on the devices as well."""
+    """Return a method, timed by the ``_device_clock`` of its object."""
 
     @wraps(launch)
     def timed(*args: Given.args, **kwargs: Given.kwargs) -> None:

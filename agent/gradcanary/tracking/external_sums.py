@@ -1,4 +1,4 @@
-"""Gradients that a script sums in tensors of its own, given by the name of their layer."""
+"""Gradients that a script sums in tensors of its own, and gives by the name of the layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_LAYER = "observe_accumulator({name!r}): no layer is called so; there are, for
 
 
 class ExternalSums:
-    """Leads each sum to the tracker of its layer. A name that was accepted once is never refused later."""
+    """Passes each sum to the tracker of its layer. A name that was accepted once is never refused later."""
 
     def __init__(self, settings: Settings, guard: Guard) -> None:
         self._settings, self._guard = settings, guard
@@ -27,7 +27,7 @@ class ExternalSums:
         return bool(self._accepted)
 
     def follow(self, layers: Layers, trackers: Collection[OptimizerTracker]) -> None:
-        """Take other layers, and let their trackers know which of them are summed elsewhere."""
+        """Follow other layers, and mark those of accepted names in their trackers."""
         known = layers.layer_set.layers
         self._shapes = {layer.name: layer.shape for layer in known}
         self._layers = {
@@ -45,13 +45,13 @@ class ExternalSums:
                 self._guard.print_once(str(error))
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ValueError where no layer has this name, or the layer of it another shape; known layers only."""
+        """Raise ValueError if no layer has this name, or the layer has another shape; never before discovery."""
         if name not in self._accepted:
             self._check_layer(name, shape)
             self._accepted[name] = shape
 
     def read(self, name: str, tensor: Tensor) -> None:
-        """Read a tensor that holds a layer's sum of the window."""
+        """Read a tensor that holds the window's sum of a layer."""
         if name in self._layers:
             tracker, position = self._layers[name]
             tracker.read_external(position, tensor)

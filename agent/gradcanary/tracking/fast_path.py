@@ -1,11 +1,10 @@
-"""The fast path between two samples: windows that are all alike are counted, and nothing else is done.
+"""The fast path between two samples: it counts windows that are all alike, and does nothing else.
 
-Of an unsampled window only its step, loss, learning rates and logged numbers are sent. No gradient has to be looked at
-for that, and no end of a pass. So once a number of windows had the same passes, a call of ``backward()`` is counted and
-its loss kept, the first enabled hook of a pass shows that the pass belongs to this training, and the step is counted.
+An unsampled window sends its step, loss, learning rates and logged numbers. They need no gradient, and no callback at
+the end of a pass. The fast path begins after a number of windows with the same passes. It counts each call of
+``backward()`` and keeps its loss. The first enabled hook of a pass shows that the pass belongs to this training.
 
-At the step before a sample, and at the first call that is not as usual, the fast path is left. The open window goes on
-as an ordinary one: what was noted of it is all that an unsampled window needs.
+It ends at the step before a sample, and at the first unusual call. The open window continues as an ordinary one.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ ALIKE = 16
 """Windows in a row with the same passes before the fast path is taken, at first and after an unusual call."""
 
 HANDS_OVER_S = 0.1
-"""Windows of this time are handed over together: one record after the other costs a third of the first."""
+"""Windows of this time are handed over together: each record after the first costs a third of it."""
 
 HANDS_OVER = 32
-"""Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
+"""Windows that are handed over together at most: half the records that may be on their way from a GPU."""
 
 Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[LoggedMetric]]
-"""A window that is over: its step, the time, the roots of its passes, its learning rates, and what was logged."""
+"""A window that is over: its step, the time, its losses, its learning rates, and the logged numbers."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -53,8 +52,8 @@ def _is_on_cuda() -> bool:
 
 
 class FastPath:
-    """Takes the calls of torch while it ``is_on``. Each returns False if the fast path was left by it: then the call is
-    an ordinary one."""
+    """Takes the calls of torch while it ``is_on``. A method that returns False has left the fast path: the caller
+    continues with the ordinary one."""
 
     def __init__(self, recorder: Recorder, layer_hooks: LayerHooks, guard: Guard) -> None:
         self.is_on = False
@@ -72,11 +71,11 @@ class FastPath:
     # -- while it is on ------------------------------------------------------------------------------------------
 
     def backward_called(self, tensors: object) -> bool:
-        """Count a call of ``backward()``; before the first one of a window keep the last window."""
+        """Count a call of ``backward()``; the first one of a window ends the last window."""
         return self._guarded("noting a pass", self._backward_called, tensors)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
-        """Take the learning rates of a window; the step of another optimizer is an ordinary call."""
+        """Take the learning rates of a window."""
         if optimizer is not self._optimizer():
             return False
         return self._guarded("noting a step", self._step_begins, optimizer, has_closure)
@@ -88,7 +87,7 @@ class FastPath:
     def _guarded(self, where: str, call: Callable[..., bool], *given: object) -> bool:
         try:
             return call(*given)
-        except Exception as error:  # noqa: BLE001 -- as in Guard.wrap; then the call is an ordinary one
+        except Exception as error:  # noqa: BLE001 -- as in Guard.wrap; the caller takes the ordinary path
             return self._give_up(where, error)
 
     def _backward_called(self, tensors: object) -> bool:
@@ -98,7 +97,7 @@ class FastPath:
         if self._window.state is STEPPED:
             self._go_on()
             if self._tracker.is_sampled:
-                return self.leave(is_usual=True)  # the interval has become another one
+                return self.leave(is_usual=True)  # the interval has changed
         elif self._called == self._passes or self._is_cleared():
             return self.leave()
         self._called += 1
@@ -126,7 +125,7 @@ class FastPath:
         return True
 
     def _noting(self, position: int) -> Callable[[Tensor], None]:
-        """Return the hook of an enabled layer: the first call of one shows that a pass belongs to this training."""
+        """Return the hook of an enabled layer: its first call shows that a pass belongs to this training."""
         recorder = self._recorder
         news = recorder.meter.hook("counting micro-steps", self._note, self._give_up)
 
@@ -146,11 +145,11 @@ class FastPath:
             window.losses += calls.pop()[0]
 
     def _is_cleared(self) -> bool:
-        """Return True if gradients of this window are gone though there was no step."""
+        """Return True if gradients of this window are gone without a step."""
         return self._window.state is not NEW and self._tracker.is_cleared()
 
     def _go_on(self) -> None:
-        """Turn to the next window. It is the same object: the counts of layers in it hold for all of them."""
+        """Begin the next window. It is the same object: all windows have the same counts of layers."""
         recorder, window = self._recorder, self._window
         if self._is_first:
             recorder.close_window(self._tracker)
@@ -167,7 +166,7 @@ class FastPath:
             recorder.find_group()
 
     def _hand_over(self) -> None:
-        """Put a record for each window that is over."""
+        """Put the records of the windows that are over."""
         recorder, layers, kept = self._recorder, self._recorder.layers, self._kept
         self._kept = []
         if layers is None:
@@ -211,14 +210,14 @@ class FastPath:
             self._enter(tracker, optimizer)
 
     def _may_enter(self, tracker: OptimizerTracker) -> bool:
-        """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
+        """Return True if only the steps of one optimizer have to be counted."""
         recorder = self._recorder
         is_plain = (
             recorder.has_one_tracker
             and recorder.clock.has_backward_end
             and not (recorder.clock.is_paused or recorder.external_sums or recorder.graphs.stepped)
         )
-        # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
+        # Not measured yet: ranks that wait for each other, and devices that run behind the host.
         is_plain = is_plain and not recorder.rank.is_distributed and not _is_on_cuda()
         is_whole = recorder.layers is not None and not recorder.layers.has_shards and not self._layer_hooks.unhooked
         return is_plain and is_whole and tracker.allows_fast_path()
@@ -232,14 +231,14 @@ class FastPath:
         self._layer_hooks.replace_enabled(tracker, self._noting)
 
     def _give_up(self, where: str, error: BaseException) -> bool:
-        """Leave it for good: what raises here must not raise in each step from now on."""
+        """Leave the fast path for good: an error must not come back in each step."""
         self._guard.catch(where, error)
         self._is_able = False
         self._guard.wrap("leaving the fast path", self.leave)()
         return False
 
     def leave(self, *, is_usual: bool = False) -> bool:
-        """Enable all hooks, if it is on, and make the open window an ordinary one; return False."""
+        """Enable all hooks and make the open window an ordinary one; return False."""
         if not self.is_on:
             return False
         self.is_on = False

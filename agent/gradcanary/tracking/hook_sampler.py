@@ -1,25 +1,25 @@
-"""The hooks of one optimizer's layers: which of them are disabled between samples."""
+"""The choice of the hooks that are disabled between samples, for the layers of one optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-SEEN = 100
+LEARNED_AFTER = 100
 """Windows with all hooks enabled, before any is disabled."""
 
 TIMED_EACH = 16
-"""One hook in so many has a clock: two readings are half of such a call."""
+"""One hook in 16 has a clock: two readings of a clock take half the time of a hook."""
 
 SPREAD, PART = 16, 8
-"""Hooks spread over the model that are always enabled, so that one is called whichever part of it is trained: 16 at
-most, and one in eight of fewer layers."""
+"""Always enabled hooks, spread over the model: at most 16, and one in eight of fewer layers. One of them is called
+whichever part of the model is trained."""
 
 
 class HookSampler:
-    """Divides the hooks of one optimizer's layers by position.
+    """Divides the hooks of one optimizer's layers; layers go by position.
 
-    ``disabled`` are the ones that are off now, and ``unknown`` all that were off since the last sample. Each hook with
-    a clock counts for ``weight_of_timed_hook`` enabled ones.
+    ``disabled`` are off now, and ``unknown`` were off at some time since the last sample. The time of a hook with a
+    clock counts for ``weight_of_timed_hook`` enabled ones.
     """
 
     def __init__(self, layers: int) -> None:
@@ -32,11 +32,11 @@ class HookSampler:
 
     @property
     def is_learned(self) -> bool:
-        """Whether enough windows were seen."""
-        return self._seen >= SEEN
+        """True after enough windows."""
+        return self._seen >= LEARNED_AFTER
 
     def observe(self, counts: Sequence[int], *, was_sampled: bool) -> None:
-        """Learn from a window which layers had no gradient; after the first windows from sampled ones only."""
+        """Keep the hooks of layers without a gradient enabled; later only sampled windows are complete evidence."""
         if self.is_learned and not was_sampled:
             return
         self._seen += 1
@@ -44,7 +44,7 @@ class HookSampler:
             self.always.update(position for position, count in enumerate(counts) if not count)
 
     def disable(self, counts: Sequence[int]) -> Sequence[int]:
-        """Disable what is not always enabled and had a gradient in the last window; return the positions."""
+        """Disable the hooks of layers that had a gradient, but for those always enabled; return the positions."""
         if self.is_learned:
             self._set([at for at, count in enumerate(counts) if count and at not in self.always])
         return self.disabled
@@ -54,7 +54,7 @@ class HookSampler:
         self._set(())
 
     def sampled(self) -> None:
-        """Forget which hooks were off before a sample."""
+        """After a sample, begin to note disabled hooks again."""
         self.unknown = set(self.disabled)
 
     def enabled(self) -> Sequence[int]:

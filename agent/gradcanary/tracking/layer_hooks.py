@@ -1,4 +1,4 @@
-"""The hooks on the layers: put on as these become trainable, again after a swap, most disabled between samples."""
+"""The hooks of the layers: added to trainable ones, repaired after a swap, and mostly disabled between samples."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 SEARCHES = 64
-"""Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
-further inside there is none."""
+"""Backward passes, some maybe of other models, in which an unsharded parameter is searched. Models whose modules are
+all wrapped further inside have none."""
 
 
 class LayerHooks:
-    """One hook for each layer, by its number, and one for a pass that reduces no shard."""
+    """One hook for each layer, by its number, and one for passes that reduce no shard."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -38,32 +38,32 @@ class LayerHooks:
         self._searches_left = SEARCHES
 
     def follow(self, layers: Layers) -> None:
-        """Take other layers."""
+        """Follow other layers."""
         self.remove()
         self.unhooked = list(range(len(layers)))
         self.add()
 
     def add(self) -> None:
-        """Hook the layers that are trainable now: torch takes no hook on one that is frozen."""
+        """Hook the layers that are trainable now: torch refuses a hook on a frozen one."""
         layers = self._recorder.layers
         if not self.unhooked or layers is None:
             return
-        ways = {layer: layers.unsharded.get(layer, layers.references[layer]) for layer in self.unhooked}
-        able = {
+        references = {layer: layers.unsharded.get(layer, layers.references[layer]) for layer in self.unhooked}
+        trainable = {
             layer: parameter
-            for layer, way in ways.items()
-            if (parameter := way()) is not None and parameter.requires_grad and parameter.is_leaf
+            for layer, reference in references.items()
+            if (parameter := reference()) is not None and parameter.requires_grad and parameter.is_leaf
         }
-        if not able:
+        if not trainable:
             return  # as before each step of a training with frozen layers
-        calls = self._calls(able.keys() - self._hooks.keys())  # some are there where the one after them raised
+        calls = self._calls(trainable.keys() - self._hooks.keys())  # after an error some layers have their hook
         for layer, call in calls.items():
-            self._hooks[layer] = ParameterHook(ways[layer], able[layer], POST_ACCUMULATE, call)
-        self.unhooked = [layer for layer in self.unhooked if layer not in able]
+            self._hooks[layer] = ParameterHook(references[layer], trainable[layer], POST_ACCUMULATE, call)
+        self.unhooked = [layer for layer in self.unhooked if layer not in trainable]
         self._all = [*self._hooks.values(), *self._gathered]
 
     def _calls(self, wanted: Collection[int]) -> dict[int, Callable[[Tensor], None]]:
-        """Return what the hook of each wanted layer calls."""
+        """Return the hook functions of some layers."""
         return {
             layer: make_layer_hook(self._recorder, tracker, position)
             for tracker in self._recorder.trackers
@@ -72,16 +72,16 @@ class LayerHooks:
         }
 
     def remove(self) -> None:
-        """Leave none behind."""
+        """Remove all hooks."""
         for hook in (*self._hooks.values(), *self._gathered):
             hook.remove()
         self._hooks, self._gathered, self._all, self._searches_left = {}, [], [], SEARCHES
         self._note_enabled()
 
     def repair_after_swap(self) -> None:
-        """Before the first pass since a step: hook again what the script has moved by swapping tensors.
+        """Before the first pass since a step, reattach hooks whose tensors the script has swapped.
 
-        Where the window is not sampled one is looked at, in turns: what was moved is seldom moved alone.
+        Before an unsampled window one hook is checked, in turns: a model is seldom moved in part.
         """
         hooks = self._all
         if self._is_looked_at or not hooks:
@@ -94,12 +94,12 @@ class LayerHooks:
         if is_moved:
             for hook in hooks:
                 hook.reattach()
-            self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
+            self._searches_left = SEARCHES  # the unsharded parameter may be another tensor, too
 
     def hook_unsharded_parameter(self, keep: Callable[[Tensor], None]) -> None:
-        """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only.
+        """Hook one parameter that is unsharded now: only passes that reduce call the hooks of the shards.
 
-        In place of offloaded shards each gathered parameter is hooked, once the forward pass has made it.
+        For offloaded shards each unsharded parameter is hooked, once the forward pass has made it.
         """
         layers = self._recorder.layers
         if layers is None or not layers.has_shards:
@@ -110,7 +110,7 @@ class LayerHooks:
             return
         self._searches_left -= 1
         for owner in (reference() for reference in layers.owners):
-            for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
+            for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- the present parameters
                 if parameter is not None and parameter.requires_grad and not is_dtensor(parameter):
                     self._gathered.append(ParameterHook(_nowhere, parameter, POST_ACCUMULATE, keep))
                     self._all.append(self._gathered[-1])
@@ -120,9 +120,9 @@ class LayerHooks:
     # -- between samples -----------------------------------------------------------------------------------------
 
     def on_step_end(self) -> None:
-        """After a step of any optimizer: enable all hooks if the next window is sampled, else disable most of them.
+        """After a step of any optimizer, enable all hooks if the next window is sampled, else disable most of them.
 
-        Inside a backward pass nothing is disabled: the hooks of some of its layers were called already.
+        Inside a backward pass none is disabled: torch has called some of them already.
         """
         self._is_looked_at = False
         recorder = self._recorder
@@ -138,14 +138,14 @@ class LayerHooks:
                         hook.disable()
 
     def replace_enabled(self, tracker: OptimizerTracker, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
-        """Have what ``noting`` returns for a position called in place of each enabled hook of a tracker."""
+        """Replace each enabled hook of a tracker by the function that ``noting`` returns for its position."""
         self._are_disabled = True
         for position in tracker.hook_sampler.enabled():
             if (hook := self._hooks.get(tracker.sampler.layers[position])) is not None:
                 hook.replace(noting(position))
 
     def enable(self) -> None:
-        """Enable all hooks, also of layers that come later in the present backward pass."""
+        """Enable all hooks; layers that come later in the present backward pass call theirs."""
         if self._are_disabled:
             for hook in self._hooks.values():
                 hook.enable()
@@ -162,7 +162,7 @@ def _nowhere() -> nn.Parameter | None:
 
 
 def make_layer_hook(recorder: Recorder, tracker: OptimizerTracker, position: int) -> Callable[[Tensor], None]:
-    """Return what counts a layer of a tracker; one in so many has a clock."""
+    """Return the hook of a layer, which counts; one in TIMED_EACH has a clock."""
     catch, timed = recorder.guard.catch, recorder.meter.timed
     graph_task_id = backward.graph_task_id_function() if recorder.clock.has_backward_end else _unknown_pass
     begins, look = partial(timed(tracker.pass_begins), position), partial(timed(tracker.measure_local), position)
@@ -184,5 +184,5 @@ def make_layer_hook(recorder: Recorder, tracker: OptimizerTracker, position: int
 
 
 def _unknown_pass() -> int:
-    """Return the number of no pass: without the callbacks of the engine each hook has to look for itself."""
+    """Return a number that no pass has: without the engine's callbacks no hook may take the short way."""
     return -2

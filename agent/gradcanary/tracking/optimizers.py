@@ -1,4 +1,4 @@
-"""What is attached to torch while a watch is open, and taken away again without a trace."""
+"""The optimizers that a watch follows, and the hooks in torch while it is open."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from gradcanary.tracking.recorder import Recorder
 Optimizer = torch.optim.Optimizer
 
 LEADS_AFTER = 64
-"""Steps after which an optimizer counts the steps of a training whose largest one has not stepped yet."""
+"""Steps of an optimizer after which it becomes the main one, if the largest has made none."""
 
 
 class Hooks:
-    """Finds the optimizers that a watch follows and leads what torch calls to its recorder.
+    """Finds the optimizers of a watch, and passes the calls of torch to its recorder.
 
-    The step hooks are global: they also fire for optimizers made earlier, for subclasses, and inside wrappers.
-    ``poll`` looks for values that have arrived from a GPU, ``prepare`` is given the devices and the number of layers.
+    The step hooks are global: they also fire for earlier optimizers, for subclasses, and inside wrappers. ``poll``
+    looks for values that have arrived from a GPU; ``prepare`` gets the devices and the number of layers.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Hooks:
         self._listener = recorder.meter.hook("capturing the loss", self._backward_called, guard.catch)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
-        """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
+        """Begin to follow the given optimizer, those of the model, or, with neither, each that steps from now on."""
         self._thread = threading.get_ident()
         recorder, wrap = self.recorder, self.guard.wrap
         recorder.main, recorder.optimizers = lambda: self._main(), self.optimizers
@@ -118,16 +118,16 @@ class Hooks:
         return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def follows(self, optimizer: Optimizer) -> bool:
-        """Say whether the optimizer is one of this watch."""
+        """Return True if the watch follows the optimizer."""
         reference = self._optimizers.get(id(optimizer))
         return reference is not None and reference() is optimizer
 
     def watches(self, model: nn.Module) -> bool:
-        """Say whether the model is the one that this watch was given."""
+        """Return True if the watch was given this model."""
         return self._model() is model
 
     def _is_recorded(self) -> bool:
-        """Say whether a CUDA graph is being recorded: then look away, until a step that is made and not recorded."""
+        """Return True while a CUDA graph is recorded, and pause until a step outside of a recording."""
         if not is_capturing():
             return False
         self.recorder.add_fact(facts.RECORDED)
@@ -136,7 +136,7 @@ class Hooks:
         return True
 
     def _is_left_alone(self) -> bool:
-        """Return True if a step is not looked at: it is recorded, or another thread has closed the watch."""
+        """Return True if a step is ignored: a CUDA graph records it, or another thread has closed the watch."""
         if self.before_next_pass is not None:
             return True
         return torch.cuda.is_initialized() and self._is_recorded()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -216,9 +216,9 @@ class Hooks:
             begin()
 
     def _follow_stepped_inside(self) -> None:
-        """Follow the optimizers that stepped inside the last backward pass, all of them together.
+        """Follow all optimizers that stepped inside the last backward pass, together.
 
-        During that pass it was unknown which others would step in it. Its window is lost.
+        During that pass it was unknown which others would step. Its window is lost.
         """
         stepped, self._stepped_inside = self._stepped_inside, {}
         if not self._optimizers:
@@ -244,25 +244,25 @@ class Hooks:
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
 
     def _is_changed(self, optimizer: Optimizer) -> bool:
-        """Say whether what is followed has to be found out anew."""
+        """Return True if the layers have to be discovered again."""
         if optimizer not in self._steps_of:
             self._steps_of[optimizer] = 0
             if self._replaces(optimizer):
                 return True
-        is_declared_anew = self._declared_at != declared_dtypes.revision()
-        return is_declared_anew or self._sizes.get(id(optimizer)) != group_sizes(optimizer) or self._main() is None
+        is_redeclared = self._declared_at != declared_dtypes.revision()
+        return is_redeclared or self._sizes.get(id(optimizer)) != group_sizes(optimizer) or self._main() is None
 
     def _replaces(self, optimizer: Optimizer) -> bool:
-        """At an optimizer's first step: no more follow those that hold nothing else.
+        """At an optimizer's first step, stop following others whose parameters it holds.
 
-        They are wrappers around it, the one of an earlier stage, or what an earlier cell of a notebook left. Say
-        whether that changes something, or that it is larger than the one that counts the steps so far.
+        They are wrappers around it, optimizers of an earlier stage, or left by an earlier cell of a notebook. Return
+        True if there are any, or if this one is larger than the main optimizer.
         """
-        mine = {id(parameter) for parameter in parameters_of(optimizer)}
+        own = {id(parameter) for parameter in parameters_of(optimizer)}
         others = [
             other
             for other in self.optimizers()
-            if other is not optimizer and mine.issuperset(id(parameter) for parameter in parameters_of(other))
+            if other is not optimizer and own.issuperset(id(parameter) for parameter in parameters_of(other))
         ]
         for other in others:
             del self._optimizers[id(other)]
@@ -270,7 +270,7 @@ class Hooks:
         return bool(others) or (main is not None and count_elements(main) < count_elements(optimizer))
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
-        """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""
+        """Return True if an optimizer belongs to the watch without being given: one inside a wrapper, for example."""
         return self._takes_any or self._shares(optimizer)
 
     def _shares(self, optimizer: Optimizer) -> bool:
@@ -280,14 +280,14 @@ class Hooks:
         return any(id(parameter) in known for parameter in parameters_of(optimizer))
 
     def _follow(self) -> None:
-        """Find the layers; where that fails, not again for what is the same then."""
+        """Discover the layers; an error is not repeated until the optimizers change."""
         self._fast_path.leave()
         optimizers, self._declared_at = self.optimizers(), declared_dtypes.revision()
         self._sizes = {id(optimizer): group_sizes(optimizer) for optimizer in optimizers}
-        # The largest one; of those that have stepped, where it takes too long to.
+        # The largest one; if it makes no step for long, the largest of those that do.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
-        able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
-        main = max(able, key=count_elements, default=None)
+        candidates = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
+        main = max(candidates, key=count_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
         layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
         if not len(layers):

@@ -1,4 +1,4 @@
-"""What the agent takes of a training's time, and the sampling interval that follows from it."""
+"""The agent's share of a training's time, and the sampling interval that follows from it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from gradcanary.tracking.device_clock import DeviceClock
 Catches = Callable[[str, BaseException], object]
 
 LONGEST_S = 2e-5
-"""Of such a call, which counts and no more: one that took longer had to wait for another process."""
+"""The longest call of a layer hook that counts: a longer one has waited for another process."""
 
 SLOW = 100
-"""The interval where each sample makes the training wait for its device."""
+"""The interval on devices where each sample makes the training wait."""
 
 GRACE_STEPS = 1000
-"""Steps of a launch that are all sampled: baselines are made of them."""
+"""Steps of a launch that are all sampled: the baselines need them."""
 
 LOOK_SAMPLES = 16
-"""Samples in a measurement. Each 16th sample counts the zeros of all layers, which costs as much as the rest of it."""
+"""Samples in a measurement. Each 16th sample counts the zeros of all layers, and costs twice as much as others."""
 
 LOOK_STEPS = 160
 LOOK_ROUNDS = 4
-"""Rounds of the sender in a measurement: its CPU time comes in lumps."""
+"""Rounds of the sender in a measurement: the CPU time of a single one varies."""
 
 LOOKS_OVER, LOOKS_UNDER = 2, 10
-"""Measurements in a row that have to agree before the interval becomes wider, or finer."""
+"""Measurements in a row that ask for a wider interval, or for a finer one, before it changes."""
 
 ROOM = 0.5
-"""Part of the budget that a finer interval may be expected to take."""
+"""The part of the budget that a finer interval may take by the estimate."""
 
 NEGLIGIBLE = 0.1
-"""Part of the budget: samples that take less than that are not worth a wider interval."""
+"""A part of the budget: samples that take less are not worth a wider interval."""
 
 
 class Meter:
     """Holds ``every``, the interval in steps, and the agent's share of the time.
 
-    The share is that of the last measurement (:mod:`gradcanary.tracking.overhead`), before the first one of all steps
-    so far. It counts all hooks in the training's thread, those of unsampled steps included, what samples take on a GPU,
-    and the CPU time of the sender's thread. Torch's own call of a hook is not counted. Of the layer hooks some have a
-    clock.
+    The share is that of the last measurement; before the first one, of all steps so far. It counts the hooks in the
+    training thread, the samples on a GPU, and the CPU time of the sender thread. It does not count torch's own call of
+    a hook. One layer hook in ``TIMED_EACH`` has a clock.
     """
 
     def __init__(self, every: int | str, budget: float) -> None:
@@ -67,7 +66,7 @@ class Meter:
         self._policy, self.every = policy, policy.every
 
     def slow_down(self) -> None:
-        """Sample as seldom as where the training waits for each sample, for good, unless an interval was given."""
+        """Sample rarely from now on, unless the user gave an interval: the training waits for each sample."""
         if not self._is_fixed:
             self.take(IntervalPolicy(SLOW))
             self._is_fixed = True
@@ -79,7 +78,7 @@ class Meter:
         return self._share or 0.0
 
     def timed(self, function: Callable[..., object]) -> Callable[..., None]:
-        """Return the function with a clock; for what is called for a window, not for a layer, and never nested."""
+        """Return the function with a clock; for functions that are called per window and never nested."""
 
         def measured(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
             began = time.perf_counter()
@@ -91,8 +90,10 @@ class Meter:
         return measured
 
     def hook(self, where: str, function: Callable[..., object], catch: Catches) -> Callable[..., None]:
-        """Return a hook with a clock that returns None and never raises: ``Guard.wrap`` and :meth:`timed` in one call,
-        for what is called in each step."""
+        """Return a hook with a clock that returns None and never raises.
+
+        It is ``Guard.wrap`` and :meth:`timed` in one call, for functions that are called in each step.
+        """
 
         def called(*args: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
             began = time.perf_counter()
@@ -105,8 +106,10 @@ class Meter:
         return called
 
     def timed_layer_hook(self, hooks: Callable[[], float], hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """Return the hook of a layer with a clock, which speaks for so many by then; what has a clock inside is not its
-        own."""
+        """Return the hook of a layer with a clock, whose time counts for a number of ``hooks``.
+
+        Time that functions inside have counted already is left out.
+        """
 
         def measured(tensor: Tensor) -> None:
             if is_backward_traced():
@@ -119,17 +122,17 @@ class Meter:
         return measured
 
     def set_sender_time(self, cpu_s: float) -> None:
-        """Note, at each round of the sender, the CPU time of its thread since that began."""
+        """Set the CPU time of the sender's thread, at each round of the sender."""
         self._sender_s, self._rounds = cpu_s, self._rounds + 1
 
     def window_begins(self) -> None:
-        """Begin to measure, with the first window."""
+        """Begin to measure at the first window."""
         if not self._is_begun:
             self._is_begun = True
             self._begin()
 
     def window_ended(self, *, is_sampled: bool) -> None:
-        """Count a window that was closed; between two of them the interval may change."""
+        """Count a closed window; the interval may change here."""
         spent_s, self._before_s = self.spent_s - self._before_s, self.spent_s
         self._sampled_s += self.device_clock.take()
         self._windows += 1
@@ -170,10 +173,10 @@ class Meter:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a stretch of steps took, in seconds.
+    """The time of some steps, in seconds.
 
-    ``elapsed_s`` is all of it. ``sampled_s`` and ``other_s`` are the agent's in windows that were sampled, with what a
-    GPU took for them, and in the others. ``sender_s`` is CPU time of the sender's thread, in so many ``rounds``.
+    ``elapsed_s`` is the time of the training. ``sampled_s`` is the agent's time in sampled windows, on the GPU as well,
+    and ``other_s`` in others. ``sender_s`` is the CPU time of the sender's thread, in a number of ``rounds``.
     """
 
     steps: int = 0
@@ -191,12 +194,12 @@ class Measurement:
 
     @property
     def lasting(self) -> float:
-        """The part of the time that it would take without samples; 0 where all steps were sampled: it is not known."""
+        """The part of the time that the agent would take without samples; 0, unknown, if all steps were sampled."""
         others = self.steps - self.samples
         return min(self.share, self._part(self.other_s * self.steps / others)) if others > 0 else 0.0
 
     def is_complete(self, every: int) -> bool:
-        """Return True if it is long enough to be judged."""
+        """Return True if the measurement is long enough."""
         return self.steps >= max(LOOK_STEPS, LOOK_SAMPLES * every) and self.rounds >= LOOK_ROUNDS
 
     def _part(self, seconds: float) -> float:
@@ -205,7 +208,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class IntervalPolicy:
-    """The interval, and how many of the last measurements in a row asked for a wider or a finer one."""
+    """The interval, and the number of last measurements in a row that asked for a wider or a finer one."""
 
     every: int = 1
     over: int = 0

@@ -1,6 +1,6 @@
-"""The training thread's side of a watch: puts a record into the ring for each window of the main optimizer.
+"""The records of a session, made on the training thread: one for each window of the main optimizer.
 
-The main optimizer is the one that holds most elements; what others step is recorded under its current step.
+The main optimizer is the one that holds most elements. Windows of others are recorded under its present step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gradcanary.tracking.external_sums import ExternalSums
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
-from gradcanary.tracking.tracker import OptimizerTracker, TrackerContext, let_go
+from gradcanary.tracking.tracker import OptimizerTracker, TrackerContext, end_sums
 from gradcanary.tracking.window import NEW, STEPPED, Window
 
 Optimizer = torch.optim.Optimizer
@@ -39,8 +39,7 @@ PASSES_WITHOUT_STEP = 64
 
 
 class Recorder:
-    """Follows all optimizers, each on a tracker of its own; fed by the hooks of
-    :class:`gradcanary.tracking.optimizers.Hooks`."""
+    """Follows all optimizers, each with a tracker; :class:`gradcanary.tracking.optimizers.Hooks` calls it."""
 
     def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[StepRecord], None]) -> None:
         self.settings = settings
@@ -78,33 +77,33 @@ class Recorder:
         self._trackers: dict[int | None, OptimizerTracker] = {}
         self._leading: OptimizerTracker | None = None
         self._present: dict[OptimizerTracker, Sample] = {}
-        """The last sample of each other optimizer, for the main one's present record."""
+        """The last sample of each other optimizer, for the present record."""
         self._early: dict[OptimizerTracker, Sample] = {}
-        """Those for the next record."""
+        """Samples for the next record."""
         self.stepped_at: float | None = None
 
     # -- what the hooks call -------------------------------------------------------------------------------------
 
     def follow(self, layers: Layers) -> None:
-        """Take other layers; for an optimizer that has the same ones as before, the window that is open goes on."""
+        """Follow other layers. The open window of an optimizer with the same layers as before continues."""
         main, owners = self.main(), [id(optimizer) for optimizer in self.optimizers()]
         first = None if main is None else id(main)
         owned_layers = layers_of_optimizers(layers, owners, first)
         left = [tracker for key, tracker in self._trackers.items() if key not in owned_layers]
-        trackers = {key: self._tracker_of(key, mine, layers, left) for key, mine in owned_layers.items()}
+        trackers = {key: self._tracker_of(key, owned, layers, left) for key, owned in owned_layers.items()}
         self._hand_over(trackers[first], trackers.values())
-        let_go(tracker for tracker in self._trackers.values() if tracker not in trackers.values())
+        end_sums(tracker for tracker in self._trackers.values() if tracker not in trackers.values())
         self.layers, self._trackers = layers, trackers
         self.clock.has_layers = True
-        for key, mine in owned_layers.items():
-            trackers[key].follow(mine, layers)
+        for key, owned in owned_layers.items():
+            trackers[key].follow(owned, layers)
         self.external_sums.follow(layers, trackers.values())
         self.rank.follow(layers)
         for fact in layers.facts:
             self.add_fact(fact)
 
     def backward_called(self, roots: list[Tensor]) -> None:
-        """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
+        """Keep the roots of a backward pass until a layer of the main optimizer takes part in it."""
         if self.graphs.stepped:
             self._note_compiled_step()
         for tracker in self._trackers.values():
@@ -119,7 +118,7 @@ class Recorder:
             self.calls.add(roots)
 
     def _count_pass_without_step(self) -> None:
-        """Report, once, that no step comes; a first window may be long, so not where one of an optimizer may come."""
+        """Report, once, that no step comes, unless an optimizer exists: its first window may be long."""
         if self.clock.is_paused and not self.clock.is_joining:
             return
         self._passes_without_step += 1
@@ -127,7 +126,7 @@ class Recorder:
             self.add_fact(facts.NO_STEP)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        """Take what only the moment before the step shows."""
+        """Take the values that only the moment before the step has."""
         if self.graphs.stepped:
             self._note_compiled_step()
         tracker = self._trackers.get(id(optimizer))
@@ -143,7 +142,7 @@ class Recorder:
             tracker.window.lr = learning_rates(self.optimizers())
 
     def step_ended(self, optimizer: Optimizer) -> None:
-        """Note the step; a sample of another optimizer than the main one goes to the main one's record."""
+        """Note the step; a sample of another optimizer goes to the main one's record."""
         now = time.perf_counter()
         tracker = self._trackers.get(id(optimizer))
         if tracker is None:
@@ -158,7 +157,7 @@ class Recorder:
             self._add_sample(tracker, self._leading)
 
     def step_by_hand(self) -> None:
-        """Note a step of a loop without an optimizer; where one is followed, its own steps are counted."""
+        """Note a step of a loop without an optimizer; a followed optimizer counts its own steps."""
         now = time.perf_counter()
         is_compiled = self.graphs.stepped
         self._note_compiled_step()
@@ -184,7 +183,7 @@ class Recorder:
             self.facts.remove(facts.NO_STEP)
 
     def close(self) -> None:
-        """Hand over the last window if it had its step."""
+        """Put the record of the last window if it had its step."""
         self.leave_fast_path()
         self._note_compiled_step()
         if not self.clock.steps_taken:
@@ -193,7 +192,7 @@ class Recorder:
             self.close_window(self._leading)
 
     def _report_no_step(self) -> None:
-        """Report at the end that no step came; a watch that came late may have ended before the first one."""
+        """Report at the end that no step came; a late watch may just have ended before its first one."""
         is_summed = self._leading is not None and bool(self._leading.window.complete_sums)
         if facts.NO_STEP in self.facts:
             self.guard.print_once(facts.STILL_NO_STEP)
@@ -201,19 +200,19 @@ class Recorder:
             self.add_fact(facts.NO_STEP)
 
     def remove_hooks(self) -> None:
-        """Leave no hook of its own."""
-        let_go(self._trackers.values())
+        """Remove the hooks of the trackers."""
+        end_sums(self._trackers.values())
 
     def pause(self) -> None:
-        """Look away until the next step."""
+        """Measure nothing until the next step."""
         self.leave_fast_path()
-        self._note_compiled_step()  # a step before this moment is not the one that ends it
+        self._note_compiled_step()  # an earlier step must not end the pause
         self.clock.is_paused = True
         for tracker in self._trackers.values():
             tracker.leave_plain_pass()
 
     def join(self) -> None:
-        """Begin in the middle of a training: what is seen of the window that is open may be any part of it."""
+        """Begin in the middle of a training, and of a window: its values may be those of any part of it."""
         self.is_late = self.clock.is_joining = True
         self.pause()
 
@@ -233,28 +232,28 @@ class Recorder:
 
     @property
     def trackers(self) -> Collection[OptimizerTracker]:
-        """Those of all optimizers."""
+        """The trackers of all optimizers."""
         return self._trackers.values()
 
-    # -- what the trackers ask -------------------------------------------------------------------------------------
+    # -- what the trackers call ------------------------------------------------------------------------------------
 
     @property
     def leading(self) -> OptimizerTracker | None:
-        """That of the main optimizer."""
+        """The tracker of the main optimizer."""
         return self._leading
 
     @property
     def has_one_tracker(self) -> bool:
-        """Whether there is one tracker."""
+        """True if exactly one tracker exists."""
         return len(self._trackers) == 1
 
     def is_next_sampled(self) -> bool:
-        """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
+        """Before a backward pass, return True if the main optimizer's window is sampled."""
         leading = self._leading
         return (self.clock.step + (leading is not None and leading.window.state is STEPPED)) % self.meter.every == 0
 
     def has_optimizer(self) -> bool:
-        """Return True if an optimizer is followed: without one, only ``step()`` ends a window."""
+        """Return True if an optimizer is followed; otherwise only ``step()`` ends a window."""
         return self.main() is not None
 
     def do_without_callbacks(self) -> None:
@@ -265,23 +264,23 @@ class Recorder:
             tracker.do_without_callbacks()
 
     def on_window_begin(self, tracker: OptimizerTracker) -> None:
-        """Learn where the count of steps begins, and whether gradients are reduced by now."""
+        """Before a tracker's window, find the process group and the first step."""
         self.find_group()
         if self.first_step is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)
         if tracker.hook_sampler.disabled and tracker.is_sampled:
-            self.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
+            self.enable_hooks()  # no step has enabled them: the last one was skipped or compiled
 
     def find_group(self) -> None:
-        """Look for a process group: a script may make it after its watch."""
+        """Look for a process group: a script may make it after watch()."""
         if self.rank.refresh():
             self.add_fact(facts.LATE_GROUP)
 
     def on_window_end(self, tracker: OptimizerTracker) -> None:
         """Put the record of the main optimizer's window.
 
-        If another optimizer stepped and this one did not, the gradients belonged to the other: the window is dropped.
+        If only another optimizer stepped, the gradients belonged to that one: the window is dropped.
         """
         is_foreign = (
             tracker.window.state is not STEPPED and tracker.other_optimizer_stepped() and not tracker.was_updated()
@@ -294,7 +293,7 @@ class Recorder:
             )
 
     def _look_for_callback(self) -> None:
-        """Do without callbacks if none came though passes of two windows are over: a pass that raised has none."""
+        """Do without callbacks if none came in two windows. A pass that raises has none, so one is not enough."""
         has_passed = any(any(tracker.window.counts) for tracker in self._trackers.values())
         if not (self.clock.has_backward_end and has_passed and backward.graph_task_id() < 0):
             return
@@ -304,7 +303,7 @@ class Recorder:
             self.do_without_callbacks()
 
     def _note_compiled_step(self) -> None:
-        """Note a step that came in a compiled graph. Whose it was is known where there is one optimizer only."""
+        """Note a step inside a compiled graph. With several optimizers it is unknown which one stepped."""
         if not self.graphs.stepped:
             return
         self.graphs.stepped = False
@@ -333,14 +332,14 @@ class Recorder:
     def _tracker_of(
         self, key: int | None, owned_layers: list[int], layers: Layers, left: list[OptimizerTracker]
     ) -> OptimizerTracker:
-        """Return the tracker of an optimizer: its own, or of ``left`` ones that of the optimizer it takes over from."""
+        """Return the tracker of an optimizer: its own, else one of ``left`` with the same layers, else a new one."""
         references = [layers.references[layer] for layer in owned_layers]
         known = [self._trackers[key]] if key in self._trackers else left
         same = next((tracker for tracker in known if tracker.has(references)), None)
         return same or OptimizerTracker(self._context, owned_layers, references)
 
     def _hand_over(self, leading: OptimizerTracker, trackers: Collection[OptimizerTracker]) -> None:
-        """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""
+        """Change the main optimizer. The last step of the former one is recorded or kept for the new one."""
         before, self._leading = self._leading, leading
         for tracker in trackers:
             tracker.leader = leading
@@ -353,7 +352,7 @@ class Recorder:
         self._early = {tracker: sample for tracker, sample in self._early.items() if tracker in trackers}
 
     def _add_sample(self, tracker: OptimizerTracker, leading: OptimizerTracker | None) -> None:
-        """Keep a sample for the main optimizer's record: the present one, or the next if that had its step."""
+        """Keep a sample for the main optimizer's present record, or for the next if the step of that one is over."""
         sample = tracker.window.sample
         if sample is None or leading is None:
             return
@@ -362,7 +361,7 @@ class Recorder:
         (self._early if is_early else self._present)[tracker] = sample
 
     def _collect_samples(self, leading: OptimizerTracker) -> list[Sample]:
-        """Return the samples of all optimizers, the main one's first, with nothing known of those that have none."""
+        """Return the samples of all optimizers, the main one's first; an optimizer without one gets an empty one."""
         sample = leading.window.sample or not_sampled(leading.sampler.layers, leading.sampler.references)
         found = [replace(sample, layers=leading.sampler.layers)]
         for tracker in (each for each in self._trackers.values() if each is not leading):
@@ -371,7 +370,7 @@ class Recorder:
         return found
 
     def _begin_stepping(self, tracker: OptimizerTracker) -> None:
-        """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
+        """Make sure that the step has a window, also without a backward pass."""
         if tracker.window.state is STEPPED:
             self.on_window_end(tracker)
         is_first, is_leading = tracker.is_new, tracker is self._leading
@@ -382,7 +381,7 @@ class Recorder:
                 tracker.window.losses = self.calls.pop_all() if takes_all else self.calls.pop()[0]
         if is_leading:
             tracker.window.calls = self.calls.reset()
-            if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
+            if is_first:  # its layers get hooks only now; the pass around the step is counted later
                 tracker.window.passes_before_hooks = tracker.window.calls - (tracker.present_pass() >= 0)
         if self.first_step is None:
             self._find_origin(even_unknown=False)
@@ -395,7 +394,7 @@ class Recorder:
             self.clock.step = self.clock.first_step = self.first_step.number
 
     def close_window(self, tracker: OptimizerTracker) -> None:
-        """Hand over the main optimizer's window, and turn to the next one."""
+        """Put the record of the main optimizer's window, and begin the next window."""
         if self.layers is None:
             return
         if self.first_step is None:
@@ -414,7 +413,7 @@ class Recorder:
         self.meter.window_ended(is_sampled=is_sampled)
 
     def _record_of(self, layers: Layers, window: Window, samples: list[Sample], skipped: int) -> StepRecord:
-        """Return the record of a window that is closed; K and peak memory are those of a sampled one only."""
+        """Return the record of a closed window; only a sampled one has K and peak memory."""
         logged, self.logged = self.logged, []
         micro_steps, peak = 0, None
         if samples:
@@ -438,7 +437,7 @@ class Recorder:
 
 
 def layers_of_optimizers(layers: Layers, owners: Sequence[int], first: int | None) -> dict[int | None, list[int]]:
-    """Return the layers of each optimizer, by its id; the ``first`` one has also those of no optimizer."""
+    """Return the layers of each optimizer, by its id. Those of no optimizer go to the ``first`` one."""
     owned_layers: dict[int | None, list[int]] = {first: []}
     for layer, owner in enumerate(layers.optimizers):
         owned_layers.setdefault(first if owner is None else owners[owner], []).append(layer)

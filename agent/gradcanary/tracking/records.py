@@ -1,6 +1,6 @@
-"""Records of closed windows, and the bounded queue in which the training thread leaves them for the sender.
+"""Records of closed windows, and the bounded queue from the training thread to the sender.
 
-A record holds tensors and plain numbers; nothing of it is read yet. The queue has no lock and is never waited for.
+A record holds tensors and plain numbers; no value is read yet. The queue has no lock, and no thread waits for it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]  # asked for by its absence
 
 MEMORY_EACH = 16
-"""Samples: to ask torch's CUDA allocator takes its lock and makes a hundred entries, and a peak only rises."""
+"""The CUDA peak is read in each 16th sample: torch's allocator locks and makes a hundred entries, and a peak rises
+slowly."""
 
 MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Of ``ru_maxrss``, in bytes."""
+"""The unit of ``ru_maxrss``, in bytes."""
 
 
 @dataclass(slots=True)
 class LoggedMetric:
-    """A number for a step that is not of the windows' own step where ``step`` is given."""
+    """A number of the script, for the step of the window or for a given ``step``."""
 
     name: str
     tags: tuple[tuple[str, str], ...]
@@ -52,10 +53,10 @@ class LoggedMetric:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled, and
-    ``micro_steps`` 0.
+    """One closed window of the main optimizer.
 
-    ``sends_only_nonfinite`` tells that another process has the same gradients and sends them.
+    ``samples`` begin with those of the main optimizer. An unsampled step has none, and 0 ``micro_steps``.
+    ``sends_only_nonfinite`` is True if another process sends the same gradients.
     """
 
     layers: Layers
@@ -73,12 +74,12 @@ class StepRecord:
     sends_only_nonfinite: bool = False
 
     def values(self) -> Iterator[Part | LoggedMetric]:
-        """Yield all that holds a value: each may be on a device."""
+        """Yield everything with a value, on whatever device."""
         return chain(self.parts, self.logged, *(sample.parts for sample in self.samples))
 
 
 class RecordQueue(Generic[Item]):
-    """One thread puts, another takes. A full ring drops what is put and counts it."""
+    """One thread puts, another takes. A full queue drops new items and counts them."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -92,15 +93,15 @@ class RecordQueue(Generic[Item]):
 
     @property
     def dropped(self) -> int:
-        """How many items nobody takes."""
+        """The number of items that were dropped."""
         return self._lost + self._lost_unread
 
     def drop(self, count: int = 1) -> None:
-        """Count items that were never put; in the thread that puts."""
+        """Count items that were never put; call it in the thread that puts."""
         self._lost += count
 
     def put(self, item: Item) -> bool:
-        """Store an item and return whether there was room."""
+        """Store an item; return False if the queue was full."""
         if len(self._items) >= self.capacity:
             self.drop()
             return False
@@ -115,9 +116,9 @@ class RecordQueue(Generic[Item]):
             return None
 
     def discard_all(self) -> int:
-        """Count all items as dropped, and return their number; they are held until :meth:`free_discarded`.
+        """Count all items as dropped, and return their number; they live until :meth:`free_discarded`.
 
-        In the thread that takes: meanwhile the other one puts the next items.
+        Call it in the thread that takes; the other one may put items meanwhile.
         """
         count = 0
         while (item := self.take()) is not None:
@@ -127,21 +128,20 @@ class RecordQueue(Generic[Item]):
         return count
 
     def free_discarded(self) -> None:
-        """Let go of what was given up. In the thread that puts: to free a tensor is work of torch, too."""
+        """Free the discarded items; call it in the thread that puts, because freeing a tensor is work of torch."""
         self._discarded.clear()
 
 
 def capacity_for(layers: int) -> int:
-    """Return how many steps of so many layers fit: 8 to 4096; 16 bytes per layer and step is what a sample takes."""
+    """Return the capacity in steps, from 8 to 4096: a sample takes 16 bytes per layer."""
     return max(8, min(4096, CAPACITY_BYTES // (16 * max(layers, 1))))
 
 
 def peak_bytes(devices: Collection[torch.device], number: int) -> int | None:
-    """Return the peak so far where the gradients are; of CUDA devices that of the fullest one.
+    """Return the peak memory of the devices that hold the gradients, None if it is unknown.
 
-    On CUDA what torch has allocated since the process began or the script reset the peak, on a CPU the largest resident
-    set of the process. None on other devices, and where nobody counts; on CUDA also but in each 16th sample, by its
-    ``number`` from 1 on.
+    CUDA: the peak of torch's allocator on the fullest device, in each 16th sample, by its ``number`` from 1 on.
+    CPU: the largest resident set of the process.
     """
     kinds = {device.type for device in devices}
     if kinds == {"cpu"} and resource is not None:
@@ -150,7 +150,7 @@ def peak_bytes(devices: Collection[torch.device], number: int) -> int | None:
         return None
     try:
         return max(_allocated(device) for device in devices if device.type == "cuda")
-    except (RuntimeError, LookupError):  # an allocator of somebody else's, which keeps no statistics
+    except (RuntimeError, LookupError):  # another allocator than torch's, without statistics
         return None
 
 

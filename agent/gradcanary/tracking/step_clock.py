@@ -1,4 +1,4 @@
-"""The count of steps, and what to measure next: trackers and layer hooks read it, and write nothing to it."""
+"""The count of steps and the next sample request; trackers and layer hooks read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StepClock:
-    """Holds where the training is. One object for all optimizers: there is no way from it to any of them."""
+    """The position of the training, shared by all optimizers. It refers to none of them."""
 
     __slots__ = (
         "_meter",
@@ -29,15 +29,15 @@ class StepClock:
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self.step = 0  # the main optimizer's present window is recorded under it
+        self.step = 0  # the step of the main optimizer's present window
         self.first_step: int | None = None  # None until a window has begun
-        self.steps_taken = 0  # those of all optimizers
+        self.steps_taken = 0  # steps of all optimizers
         self.samples = 0
         self.request = SampleRequest()  # the sender replaces it
         self.is_paused = False
-        self.is_joining = False  # True in the first window of a watch that came late
+        self.is_joining = False  # True in the first window of a late watch
         self.has_layers = False
-        self.has_backward_end = False  # False without the engine's callbacks: each hook looks for the end itself
+        self.has_backward_end = False  # False without the engine's callbacks
         self.saw_backward_end = False
 
     @property
@@ -46,5 +46,5 @@ class StepClock:
         return self._meter.every
 
     def is_sampled(self, step: int) -> bool:
-        """Return True if a window that is recorded under a step is measured."""
+        """Return True if windows of this step are measured."""
         return step % self._meter.every == 0 and self.has_layers

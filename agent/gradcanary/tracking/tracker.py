@@ -1,4 +1,4 @@
-"""One optimizer's windows: which backward passes are its own, when its gradients are complete, and when it steps."""
+"""The windows of one optimizer: its backward passes, its step, and what is measured in between."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrackerContext:
-    """What the trackers of a session share: values that they read, and the calls of the recorder."""
+    """The objects that all trackers of a session share, and the callbacks of the recorder."""
 
     clock: StepClock
     rank: Rank
@@ -63,17 +63,17 @@ class TrackerContext:
 
 
 class OptimizerTracker:
-    """Follows the layers of one optimizer, which go by position; ``sampler`` measures them, ``first`` is the one that
-    the last pass began with. ``leader`` is the tracker of the main optimizer: records are those of its windows.
+    """Follows the layers of one optimizer; layers go by position.
 
-    The hooks count, look at identities and launch kernels. None of them reads a tensor's value, waits, or returns
-    anything.
+    ``sampler`` measures them, and ``first`` is the layer that the last pass began with. ``leader`` is the tracker of
+    the main optimizer, whose windows become records. The hooks count, compare identities and launch kernels. None of
+    them reads a value of a tensor, waits, or returns anything.
     """
 
     def __init__(self, context: TrackerContext, layers: Sequence[int], references: References) -> None:
         guard, meter = context.guard, context.meter
         sums = Fp32Reference(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
-        self.sampler = Sampler(layers, references, context.rank, guard, sums)
+        self.sampler = Sampler(layers, references, context.rank, guard.catch, sums)
         self.scaler = ScalerOfOptimizer()
         self.window = Window(len(layers))
         self.is_new = True
@@ -82,7 +82,7 @@ class OptimizerTracker:
         self._context = context
         self._clock, self._rank, self._calls = context.clock, context.rank, context.calls
         self._device_clock = meter.device_clock
-        self._gathered: Collection[int] = ()
+        self._unsharded: Collection[int] = ()
         self._lock = threading.RLock()
         self._identity = GradientIdentity()
         self._pass = self.plain_pass = -1
@@ -101,17 +101,17 @@ class OptimizerTracker:
         self._add_errors = guard.wrap("measuring what sums lost", self.sampler.add_accumulation_errors)
 
     def has(self, references: References) -> bool:
-        """Say whether these are its layers."""
+        """Return True if these are the layers of this tracker."""
         return refer_to_same(self.sampler.references, references)
 
-    def follow(self, mine: Sequence[int], layers: Layers) -> None:
-        """Take the numbers of its layers among others."""
-        self.sampler.follow(mine, layers)
-        self._gathered = layers.unsharded
+    def follow(self, numbers: Sequence[int], layers: Layers) -> None:
+        """Take the present numbers of the layers among those of all optimizers."""
+        self.sampler.follow(numbers, layers)
+        self._unsharded = layers.unsharded
 
     @property
     def step(self) -> int:
-        """The step that its window is recorded under: the next one if the leader had its step in another pass."""
+        """The step of the window's record: the next one if the leader stepped after another pass."""
         leader = self.leader
         if leader is None or leader is self:
             return self._clock.step
@@ -119,17 +119,17 @@ class OptimizerTracker:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its window is recorded under a step that is sampled."""
+        """True if the window belongs to a sampled step."""
         return self._clock.is_sampled(self.step)
 
     # -- backward passes -----------------------------------------------------------------------------------------
 
     def forget_passes(self) -> None:
-        """Before a backward pass: one that raised has left its number."""
+        """Before a backward pass, forget the numbers of passes that raised."""
         self._open.clear()
 
     def accumulated(self, position: int, begins: Callable[[int], None], look: Callable[[], None]) -> None:
-        """Count a layer; where its pass has nothing else to do, those that come after it count themselves."""
+        """Count a layer. If its pass has nothing else to do, the hooks of later layers only count."""
         clock = self._clock
         if clock.is_paused:
             return
@@ -146,19 +146,23 @@ class OptimizerTracker:
             self.plain_pass = number
 
     def measure_local(self, position: int) -> None:
-        """Measure a layer's gradient of this process alone: after this hook a data-parallel wrapper reduces it."""
+        """Measure a layer's gradient before a data-parallel wrapper reduces it."""
         window = self.window
         if window.local is None or not window.is_whole or is_capturing():
             return
         if not self._clock.has_backward_end and window.counts[position] > 1:
-            return  # it is not known what was in it before
+            return  # the sum of earlier passes in it is reduced already
         gradient = self.sampler.gradient(position)
         if gradient is not None and is_measurable(gradient):
             window.local.measure(position, gradient)
 
     def pass_begins(self, position: int, number: int) -> None:
-        """Begin a pass, of this number where there is one, with a layer, and a window where it is the first of one."""
-        with self._lock:  # of several GPUs each has a thread for its hooks: they count once the pass has begun
+        """Begin a pass, and a window if it is the first pass of one.
+
+        With several GPUs torch calls the hooks of one pass in several threads. Until one of them has begun the pass,
+        the others wait here: they would count into the window before.
+        """
+        with self._lock:
             is_outermost = not self._open
             if not self._clock.has_backward_end or self._is_opened(number):
                 self.hook_sampler.always.add(position)
@@ -172,7 +176,10 @@ class OptimizerTracker:
             self._pass = number
 
     def _is_opened(self, number: int) -> bool:
-        """Queue what follows the end of a pass, once; False when an inner pass of a checkpointed block has ended."""
+        """Queue the callback at the end of a pass; return False if the pass has begun before.
+
+        A pass comes here again after an inner pass of a checkpointed block, and from other threads.
+        """
         if number in self._open:
             return False
         self._open.add(number)
@@ -181,11 +188,11 @@ class OptimizerTracker:
         except Exception:
             if self._clock.saw_backward_end:
                 raise
-            self._context.on_no_backward_end()
+            self._context.on_no_backward_end()  # a torch whose private call has changed
         return True
 
     def do_without_callbacks(self) -> None:
-        """Have each hook look for itself what there is to do."""
+        """Decide in each hook if a pass or window begins."""
         self._pass = self.plain_pass = -1
         self._open.clear()
 
@@ -202,15 +209,15 @@ class OptimizerTracker:
             self.window.passes_without_sync += unsynced
 
     def _leave_window(self, position: int) -> None:
-        """Decide, as a pass begins with a layer, what becomes of the window that is open.
+        """End, restart or continue the open window as a pass begins with a layer.
 
-        | the window                    | gradients were | it                                           |
-        |-------------------------------|----------------|----------------------------------------------|
-        | had its step                  | any            | ends                                         |
-        | is open                       | kept           | goes on                                      |
-        | is open, inside its step      | cleared        | restarts: a closure evaluates again          |
-        | is open, without an optimizer | cleared        | restarts: only ``step()`` ends it            |
-        | is open                       | cleared        | ends: the loop or a scaler skipped its step  |
+        | the window                 | its gradients | result                                         |
+        |----------------------------|---------------|------------------------------------------------|
+        | STEPPED                    | any           | ends                                           |
+        | OPEN or STEPPING           | kept          | continues                                      |
+        | STEPPING                   | cleared       | restarts: the closure evaluates again          |
+        | OPEN, without an optimizer | cleared       | restarts: only ``step()`` ends it              |
+        | OPEN                       | cleared       | ends: the loop or the scaler skipped its step  |
         """
         window = self.window
         if window.state is NEW:
@@ -223,7 +230,7 @@ class OptimizerTracker:
             self.end_or_restart()
 
     def end_or_restart(self) -> None:
-        """Leave passes that led to no step; with an optimizer they are a window of which the step was skipped."""
+        """Leave passes without a step; with an optimizer they are a window whose step was skipped."""
         if self.window.state is STEPPING or not self._context.has_optimizer():
             self.window.restart()
             self._note_scale()
@@ -233,14 +240,14 @@ class OptimizerTracker:
     def _is_cleared(self, position: int) -> bool:
         """Return True if the gradients of the open window were cleared before this pass.
 
-        | the layers' gradients are         | they were cleared if                                             |
-        |-----------------------------------|------------------------------------------------------------------|
-        | of a GradScaler that was updated  | always                                                           |
-        | summed by the script              | a sum was complete: such loops clear ``.grad`` whenever they like |
-        | not there yet                     | never                                                            |
-        | REPLACED since the last pass      | always                                                           |
-        | MODIFIED since the last pass      | the loop clears in place, or another optimizer stepped meanwhile |
-        | UNCHANGED since the last pass     | never                                                            |
+        | the gradients                        | cleared if                                                       |
+        |--------------------------------------|------------------------------------------------------------------|
+        | were scaled; the scaler was updated  | always                                                           |
+        | are summed by the script             | a sum was complete: ``.grad`` may be cleared at any time         |
+        | do not exist yet                     | never                                                            |
+        | are REPLACED since the last pass     | always                                                           |
+        | are MODIFIED since the last pass     | the loop clears in place, or another optimizer stepped meanwhile |
+        | are UNCHANGED since the last pass    | never                                                            |
         """
         window = self.window
         if self.was_updated():
@@ -255,53 +262,53 @@ class OptimizerTracker:
         return change == REPLACED
 
     def _change(self, accumulated: int | None) -> int:
-        """Return what became of the remembered gradient; ``accumulated`` is the layer that this pass has written to."""
+        """Return the change of the remembered gradient; this pass has written to the layer ``accumulated``."""
         layer = self._identity.layer
         if layer is None:
             return REPLACED
         if self.sampler.parameter(layer) is None:
-            return UNCHANGED  # it is gone, or out of reach while no optimizer holds it
+            return UNCHANGED  # the parameter is gone, or no optimizer holds it for now
         return self._identity.change(
             self.sampler.gradient(layer),
             writes=int(accumulated == layer),
-            is_reduced_later=self.sampler.layers[layer] in self._gathered,
+            is_reduced_later=self.sampler.layers[layer] in self._unsharded,
         )
 
     def was_updated(self) -> bool:
-        """Say whether the GradScaler was updated since the window began."""
+        """Return True if the GradScaler was updated since the window began."""
         return bool(self.scaler.found) and self.scaler.was_updated(self.window.scaler_token)
 
     def other_optimizer_stepped(self) -> bool:
-        """Return True if another optimizer has stepped since the window began, and its own has not."""
+        """Return True if another optimizer has stepped since the window began, and this one has not."""
         return self.window.state is not STEPPED and self._clock.steps_taken > self.window.steps_before
 
     @property
     def is_complete(self) -> bool:
-        """Whether the window had its step, or will not get one any more."""
+        """True if the window had its step, or can have none."""
         return self.window.state is STEPPED or (self._context.has_optimizer() and self.was_updated())
 
     def present_pass(self) -> int:
-        """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
+        """Return the number of the present backward pass, -1 outside of one or if it is unknown."""
         return backward.graph_task_id() if self._clock.has_backward_end else -1
 
     def has_pass_of(self, other: OptimizerTracker) -> bool:
-        """Say whether the windows of both have a backward pass in common."""
+        """Return True if the windows of both have a backward pass in common."""
         is_present = other is self or other.window.step_graph_task == self.present_pass() >= 0
         return is_present or bool(other.window.graph_tasks & self.window.graph_tasks)
 
     def drop_scaled(self) -> None:
-        """Drop what was measured under a loss scale that is not known: no scaler of several has made the step."""
+        """Drop the values of an unknown loss scale: none of several scalers has made the step."""
         if self.scaler.found and self.scaler.is_unknown:
             self.window.sample, self.window.losses = None, []
 
     def why_skipped(self) -> int:
-        """Say who skipped the window's step, if somebody did."""
+        """Return the reason why the window has no step, or NOT_SKIPPED."""
         if self.window.state is STEPPED:
             return NOT_SKIPPED
         return SKIPPED_BY_SCALER if self.was_updated() and self.scaler.update_token() is not None else SKIPPED_BY_LOOP
 
     def _requeue_backward_end(self, number: int) -> None:
-        """Settle the pass, where it matters after what a data-parallel wrapper has queued meanwhile."""
+        """At the end of a pass, queue its evaluation after the reductions that a data-parallel wrapper has queued."""
         self._pass = self.plain_pass = -1
         self._clock.saw_backward_end = True
         if self._rank.is_distributed or self.is_sampled:
@@ -325,8 +332,10 @@ class OptimizerTracker:
         self._remember_grad_identity()
 
     def _remember_grad_identity(self) -> None:
-        """Remember what a pass left. A layer that took no part in it, as the head of another task, tells nothing of
-        the next one: then it is the one that this pass began with."""
+        """Remember a gradient of the pass that has ended.
+
+        A layer that took no part in it, as the head of another task, is replaced by the first layer of this pass.
+        """
         if self._identity.layer is not None:
             gradient = self.sampler.gradient(self._identity.layer)
             if gradient is None and (other := self.sampler.gradient(self.first)) is not None:
@@ -359,21 +368,20 @@ class OptimizerTracker:
         self.window.loss_scale, self.window.scaler_token = mark
 
     def leave_plain_pass(self) -> None:
-        """Have the hooks of the present pass look for themselves again what there is to do."""
+        """End the short way of the hooks in the present pass."""
         self.plain_pass = -1
 
     def was_paused(self) -> None:
-        """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
+        """After a pause, mark the window as incomplete, or the next one if this one had its step."""
         if self.window.state is STEPPED:
             self._is_next_incomplete = True
         else:
             self.window.was_paused()
 
     def renew_window(self, *, was_sampled: bool, is_foreign: bool = False) -> None:
-        """Let go of the window.
+        """Replace the window by a new one.
 
-        ``was_sampled`` tells whether what its layers did is known to whoever reads samples, ``is_foreign`` whether it
-        was made of another optimizer's passes.
+        ``was_sampled`` is True if its sample is sent, ``is_foreign`` if its passes belong to another optimizer.
         """
         window = self.window
         if not is_foreign:
@@ -388,9 +396,9 @@ class OptimizerTracker:
         self.window = Window(len(window.counts))
 
     def disable_hooks(self) -> Sequence[int]:
-        """Return the positions of the layers whose hooks are disabled from now on; none where they are already.
+        """Return the positions of the layers whose hooks are disabled from now on.
 
-        Between two windows only, and not where the script says when a sum is complete.
+        Hooks are disabled between two windows, and not if the script sums gradients itself.
         """
         window, sampler = self.window, self.hook_sampler
         if sampler.disabled or self.sampler.external or window.state is not STEPPED:
@@ -398,21 +406,21 @@ class OptimizerTracker:
         return sampler.disable(window.counts)
 
     def allows_fast_path(self) -> bool:
-        """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
+        """Return True if unsampled windows need only be counted."""
         own = self.sampler
-        is_foreseen = own.forecast_schedule.is_done or self._rank.sends_only_nonfinite
-        is_watched = own.external or own.sums.are_on or self.scaler.found or self._identity.layer is None
-        return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
+        has_forecast = own.forecast_schedule.is_done or self._rank.sends_only_nonfinite
+        needs_hooks = own.external or own.sums.are_on or self.scaler.found or self._identity.layer is None
+        return has_forecast and self.hook_sampler.is_learned and not needs_hooks and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
-        """Say whether the gradient that tells of the others is gone, and that which the last pass began with."""
+        """Return True if the remembered gradient is gone, and that of the last pass's first layer."""
         layer = self._identity.layer
         return layer is not None and self.sampler.gradient(layer) is None and self.sampler.gradient(self.first) is None
 
     def resume(self, *, is_new: bool) -> None:
-        """After the fast path go on with the window that is open, or with a new one.
+        """Leave the fast path: continue the open window, or begin a new one.
 
-        Gradients that are there are taken to be as the last pass left them; one that is gone tells by itself.
+        Gradients that exist count as unchanged since the last pass.
         """
         if is_new:
             self.renew_window(was_sampled=False)
@@ -422,11 +430,11 @@ class OptimizerTracker:
             self._remember_grad_identity()
 
     def is_lost(self) -> bool:
-        """Return True if a window had its step and no enabled hook was called: the disabled ones would have been."""
+        """Return True if a window had its step without any enabled hook: its layers have disabled ones."""
         return bool(self.hook_sampler.disabled) and self.window.state is STEPPED and not any(self.window.counts)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
+        """Before the step, take a late sample, or measure the clip; with a closure both come after it."""
         window, is_sampled, scale = self.window, self.is_sampled, None
         if self.scaler.found:
             scale = self._settle_scale(optimizer)
@@ -437,17 +445,17 @@ class OptimizerTracker:
             self._complete("accumulated" if self._are_unwritten() else "post_clip", scale)
 
     def _settle_scale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
-        """Note what the moment before the step shows of its scaler; return the scale that gradients still carry."""
+        """Take the scale and ``found_inf`` of the step; return the scale that gradients still carry."""
         window = self.window
         if self.scaler.settle(optimizer) != (window.loss_scale is not None):
-            self._set_scale(self.scaler.mark())  # until now it was a guess, or one of several
+            self._set_scale(self.scaler.mark())  # until now the scaler was a guess, or one of several
             if window.sample is not None:
                 window.sample.set_scale(window.loss_scale)
         scale, window.found_inf = self.scaler.at_step(optimizer)
         return scale
 
     def step_by_hand(self) -> None:
-        """Take a late sample after an update by hand, if nothing has changed the gradients since the last pass."""
+        """Note an update by hand; take a late sample if the gradients are unchanged since the last pass."""
         window = self.window
         is_due = window.sample is None and window.is_whole and self.is_sampled
         if is_due and self._change(None) == UNCHANGED:
@@ -455,7 +463,7 @@ class OptimizerTracker:
         self.step_ended()
 
     def step_ended(self) -> None:
-        """Note that the window got its step; it stays open for what is logged until the next one begins."""
+        """Note the step. Until the next window begins, the script may log for this one."""
         window, is_sampled = self.window, self.is_sampled
         if is_sampled and window.has_closure:
             self._complete("post_clip", None)
@@ -472,7 +480,7 @@ class OptimizerTracker:
             self._follow_sums(step + 1)
 
     def _look_back(self, window: Window) -> None:
-        """Remember the gradients as the step left them: how a loop clears them shows as the next window begins."""
+        """Remember a gradient after the step: the next window shows how the loop clears it."""
         if self._identity.layer is not None:
             self._identity.mark(self._identity.layer, self.sampler.gradient(self._identity.layer))
             window.is_marked = True
@@ -512,7 +520,7 @@ class OptimizerTracker:
     def read_external(self, position: int, tensor: Tensor) -> None:
         """Read a tensor that holds a layer's sum of the window; a first call before any pass only announces it.
 
-        Where there are no passes, because the script asks torch for gradients, a window begins with such a call.
+        Without passes (``torch.autograd.grad``) a window begins with such a call.
         """
         window, has_passes, external = self.window, self.window.micro_steps > 0, self.sampler.external
         is_first = position not in external
@@ -520,7 +528,7 @@ class OptimizerTracker:
         if is_first and (window.state is STEPPED or not has_passes):
             return
         if has_passes and window.state is STEPPED and position in window.complete_sums:
-            return  # by now it may be cleared
+            return  # the script may have cleared it
         if window.state is STEPPED and not has_passes:
             self._context.on_window_end(self)
         elif position in window.complete_sums and not has_passes:
@@ -536,17 +544,17 @@ class OptimizerTracker:
         if window.sample is None:
             self.sample("accumulated", window.loss_scale)
         if window.sample is not None:
-            self.sampler.add_external(window.sample, position, tensor, number=clock.samples, request=clock.request)
+            self.sampler.add_external(window.sample, position, tensor, clock.samples, clock.request)
 
     def _are_unwritten(self) -> bool:
-        """Return True inside a backward pass if nothing has written to the gradients since torch made them."""
+        """Return True inside a backward pass if no write has followed torch's own to any gradient."""
         if not self._clock.has_backward_end or backward.graph_task_id() < 0:
             return False
         gradients = [self.sampler.gradient(position) for position in range(len(self.sampler.layers))]
         return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
 
     def look_for_clip(self, scale: Tensor | None) -> None:
-        """Measure one layer again if gradients were written to since the sample."""
+        """Measure one layer again if a write has changed gradients since the sample."""
         layer, sampler = self._identity.layer, self.sampler
         if layer is None or layer in sampler.external or self._rank.sends_only_nonfinite or is_capturing():
             return
@@ -557,9 +565,9 @@ class OptimizerTracker:
 
     @on_device_clock
     def copy_weights(self, step: int | None) -> None:
-        """Keep what the step changes, of the layers whose turn it is; None = the step is not sampled.
+        """Copy weights of a few layers before a sampled step; ``step`` is None for an unsampled one.
 
-        A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
+        A closure's passes are over by then: the copies do not raise their peak of memory.
         """
         self.window.weights_before = {}
         if step is not None and not self._clock.is_joining:
@@ -567,28 +575,28 @@ class OptimizerTracker:
 
     @on_device_clock
     def compare_weights(self) -> None:
-        """Put how far the step moved them into the window's sample."""
+        """Add the weight changes of the step to the window's sample."""
         copies, self.window.weights_before = self.window.weights_before, None
         if copies and self.window.sample is not None:
             self.window.sample.add(Kind.UPDATE_NORMS, self.sampler.compare_weights(copies))
 
     def find_frozen(self, step: int) -> None:
-        """Put the share of weights that have not moved for a while into the window's sample, where it is due."""
+        """Add the shares of unmoved weights to the window's sample, if they are due."""
         window = self.window
         if is_frozen_due(step) and window.sample is not None and self._clock.has_layers:
             window.sample.add(Kind.FROZEN, self.sampler.find_frozen(step, self._clock.interval, window.counts))
 
     def follow_sums(self, next_step: int) -> None:
-        """After a step, let the next window's sums be compared with sums in float32, where it is its turn."""
+        """After a step, have the next window's sums compared with sums in float32, if that is due."""
         self.sampler.sums.end()
         clock = self._clock
         if clock.first_step is not None and self.window.micro_steps >= 2:
             self.sampler.follow_sums(next_step, clock.interval, clock.first_step)
 
     def forecast(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a step report once what will go wrong with weights or moments of low precision.
+        """After a step, report once the problems to expect with weights or moments of low precision.
 
-        Each of the three looks has a wall of its own: if one of them fails, the others still report.
+        Each of the three parts has a guard of its own.
         """
         sampler, sample = self.sampler, self.window.sample
         if sampler.forecast_schedule.is_done or not self._clock.has_layers:
@@ -608,7 +616,7 @@ class OptimizerTracker:
             self._context.on_fact(fact)
 
 
-def let_go(trackers: Iterable[OptimizerTracker]) -> None:
-    """Leave no hook on the layers of trackers that are followed no more, but those that count."""
+def end_sums(trackers: Iterable[OptimizerTracker]) -> None:
+    """Remove the hooks of the float32 sums from the layers of some trackers."""
     for tracker in trackers:
         tracker.sampler.sums.end()

@@ -180,7 +180,7 @@ class GradientIdentity:
         """Return True if a new tensor holds the sum of the marked one and more.
 
         With create_graph=True each accumulation makes a new tensor. A data-parallel wrapper moves its views to other
-        buckets once it knows the order of the gradients; a gradient that torch makes after a clear is no view.
+        buckets once it knows the order of the gradients; a gradient that torch makes after a clear is not a view.
         """
         return gradient.grad_fn is not None or (self._was_view and gradient._is_view())  # noqa: SLF001 -- as above
 
