@@ -144,7 +144,7 @@ PLACES = (
     "stats.accumulation.Fp32Reference.after_accumulate",
     "stats.accumulation.Fp32Reference.before_accumulate",
     "stats.kernels._columns",
-    "tracking.tracker.GradientIdentity.mark",
+    "tracking.clear_detection.GradientIdentity.mark",
     "tracking.tracker.OptimizerTracker.pass_begins",
     "tracking.tracker.OptimizerTracker._requeue_backward_end",
     "tracking.tracker.OptimizerTracker._on_backward_end",

@@ -27,8 +27,8 @@ from gradcanary.stats.kernels import is_measurable, measure, min_max, norm_of
 from gradcanary.stats.sampler import Sampler
 from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Forecast, Kind, Part, parts_of, read
 from gradcanary.stats.weights import Frozen, forecasts
+from gradcanary.tracking.clear_detection import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
 from gradcanary.tracking.records import StepRecord
-from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
 
 TINY, HUGE = 2.0**-149, FLOAT32_MAX
 """The smallest and the largest float32 above zero."""

@@ -140,13 +140,13 @@ class FastPath:
         window.counts[position] = window.counts[position] or 1
         if not calls.is_claimed:
             window.state = OPEN
-            self._tracker.first = position
+            self._tracker.clearing.first = position
             window.passes += 1
             window.losses += calls.pop()[0]
 
     def _is_cleared(self) -> bool:
         """Return True if gradients of this window are gone without a step."""
-        return self._window.state is not NEW and self._tracker.is_cleared()
+        return self._window.state is not NEW and self._tracker.clearing.are_gone()
 
     def _go_on(self) -> None:
         """Begin the next window. It is the same object: all windows have the same counts of layers."""

@@ -20,7 +20,7 @@ from gradcanary.hooks.grad_scaler import Scalers
 from gradcanary.hooks.graphs import Graphs
 from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers
-from gradcanary.model.parameters import learning_rates
+from gradcanary.model.parameters import learning_rates, refer_to_same
 from gradcanary.model.training_loop import FirstStep, find_first_step
 from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
@@ -29,7 +29,7 @@ from gradcanary.tracking.external_sums import ExternalSums
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
-from gradcanary.tracking.tracker import OptimizerTracker, TrackerContext, end_sums
+from gradcanary.tracking.tracker import OptimizerTracker, TrackerContext
 from gradcanary.tracking.window import NEW, STEPPED, Window
 
 Optimizer = torch.optim.Optimizer
@@ -75,7 +75,7 @@ class Recorder:
         self.facts: list[wire.Fact] = []
         self.external_sums = ExternalSums(settings, guard)
         self._trackers: dict[int | None, OptimizerTracker] = {}
-        self._leading: OptimizerTracker | None = None
+        self.leading: OptimizerTracker | None = None  # of the main optimizer
         self._present: dict[OptimizerTracker, Sample] = {}
         """The last sample of each other optimizer, for the present record."""
         self._early: dict[OptimizerTracker, Sample] = {}
@@ -92,7 +92,9 @@ class Recorder:
         left = [tracker for key, tracker in self._trackers.items() if key not in owned_layers]
         trackers = {key: self._tracker_of(key, owned, layers, left) for key, owned in owned_layers.items()}
         self._hand_over(trackers[first], trackers.values())
-        end_sums(tracker for tracker in self._trackers.values() if tracker not in trackers.values())
+        for tracker in self._trackers.values():
+            if tracker not in trackers.values():
+                tracker.sampler.sums.end()
         self.layers, self._trackers = layers, trackers
         self.clock.has_layers = True
         for key, owned in owned_layers.items():
@@ -138,7 +140,7 @@ class Recorder:
         if self.clock.is_paused:
             self.resume()
         tracker.step_begins(optimizer, has_closure=has_closure)
-        if tracker is self._leading:
+        if tracker is self.leading:
             tracker.window.lr = learning_rates(self.optimizers())
 
     def step_ended(self, optimizer: Optimizer) -> None:
@@ -151,17 +153,17 @@ class Recorder:
         if not tracker.sampler.forecast_schedule.is_done:
             self.guard.wrap("forecasting", tracker.forecast)(optimizer)
         self._count_step()
-        if tracker is self._leading:
+        if tracker is self.leading:
             self._leading_stepped(tracker, now)
         else:
-            self._add_sample(tracker, self._leading)
+            self._add_sample(tracker, self.leading)
 
     def step_by_hand(self) -> None:
         """Note a step of a loop without an optimizer; a followed optimizer counts its own steps."""
         now = time.perf_counter()
         is_compiled = self.graphs.stepped
         self._note_compiled_step()
-        leading = self._leading
+        leading = self.leading
         if is_compiled or leading is None or self.has_optimizer():
             return
         self._begin_stepping(leading)
@@ -188,20 +190,21 @@ class Recorder:
         self._note_compiled_step()
         if not self.clock.steps_taken:
             self._report_no_step()
-        if self._leading is not None and self._leading.is_complete:
-            self.close_window(self._leading)
+        if self.leading is not None and self.leading.is_complete:
+            self.close_window(self.leading)
 
     def _report_no_step(self) -> None:
         """Report at the end that no step came; a late watch may just have ended before its first one."""
-        is_summed = self._leading is not None and bool(self._leading.window.complete_sums)
+        is_summed = self.leading is not None and bool(self.leading.window.complete_sums)
         if facts.NO_STEP in self.facts:
             self.guard.print_once(facts.STILL_NO_STEP)
         elif is_summed or (self._passes_without_step > 1 and not self.is_late):
             self.add_fact(facts.NO_STEP)
 
     def remove_hooks(self) -> None:
-        """Remove the hooks of the trackers."""
-        end_sums(self._trackers.values())
+        """Remove the hooks of the float32 sums."""
+        for tracker in self._trackers.values():
+            tracker.sampler.sums.end()
 
     def pause(self) -> None:
         """Measure nothing until the next step."""
@@ -209,7 +212,7 @@ class Recorder:
         self._note_compiled_step()  # an earlier step must not end the pause
         self.clock.is_paused = True
         for tracker in self._trackers.values():
-            tracker.leave_plain_pass()
+            tracker.plain_pass = -1  # its hooks have to look at the clock again
 
     def join(self) -> None:
         """Begin in the middle of a training, and of a window: its values may be those of any part of it."""
@@ -238,18 +241,13 @@ class Recorder:
     # -- what the trackers call ------------------------------------------------------------------------------------
 
     @property
-    def leading(self) -> OptimizerTracker | None:
-        """The tracker of the main optimizer."""
-        return self._leading
-
-    @property
     def has_one_tracker(self) -> bool:
         """True if exactly one tracker exists."""
         return len(self._trackers) == 1
 
     def is_next_sampled(self) -> bool:
         """Before a backward pass, return True if the main optimizer's window is sampled."""
-        leading = self._leading
+        leading = self.leading
         return (self.clock.step + (leading is not None and leading.window.state is STEPPED)) % self.meter.every == 0
 
     def has_optimizer(self) -> bool:
@@ -285,7 +283,7 @@ class Recorder:
         is_foreign = (
             tracker.window.state is not STEPPED and tracker.other_optimizer_stepped() and not tracker.was_updated()
         )
-        if tracker is self._leading and not is_foreign:
+        if tracker is self.leading and not is_foreign:
             self.close_window(tracker)
         else:
             tracker.renew_window(
@@ -312,11 +310,11 @@ class Recorder:
             self.remove_hooks()
             for tracker in self._trackers.values():
                 tracker.leader = None
-            self.layers, self._trackers, self._leading = None, {}, None
+            self.layers, self._trackers, self.leading = None, {}, None
             self.clock.has_layers = False
             self.logged.clear()
-        elif self._leading is not None:
-            self._note_step(self._leading)
+        elif self.leading is not None:
+            self._note_step(self.leading)
         self._count_step()
 
     def _note_step(self, leading: OptimizerTracker) -> None:
@@ -335,12 +333,12 @@ class Recorder:
         """Return the tracker of an optimizer: its own, else one of ``left`` with the same layers, else a new one."""
         references = [layers.references[layer] for layer in owned_layers]
         known = [self._trackers[key]] if key in self._trackers else left
-        same = next((tracker for tracker in known if tracker.has(references)), None)
+        same = next((each for each in known if refer_to_same(each.sampler.references, references)), None)
         return same or OptimizerTracker(self._context, owned_layers, references)
 
     def _hand_over(self, leading: OptimizerTracker, trackers: Collection[OptimizerTracker]) -> None:
         """Change the main optimizer. The last step of the former one is recorded or kept for the new one."""
-        before, self._leading = self._leading, leading
+        before, self.leading = self.leading, leading
         for tracker in trackers:
             tracker.leader = leading
         if before is not None and before.window.state is STEPPED:
@@ -373,7 +371,7 @@ class Recorder:
         """Make sure that the step has a window, also without a backward pass."""
         if tracker.window.state is STEPPED:
             self.on_window_end(tracker)
-        is_first, is_leading = tracker.is_new, tracker is self._leading
+        is_first, is_leading = tracker.is_new, tracker is self.leading
         if tracker.window.state is NEW:
             tracker.begin_window()
             if is_leading:

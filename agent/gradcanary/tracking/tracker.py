@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,26 +18,23 @@ from gradcanary.hooks.grad_scaler import ScaleMark, ScalerOfOptimizer, Scalers
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers
-from gradcanary.model.parameters import References, one_scan, refer_to_same
+from gradcanary.model.parameters import References, one_scan
 from gradcanary.stats.accumulation import Fp32Reference
 from gradcanary.stats.kernels import is_measurable
 from gradcanary.stats.sampler import LocalNonfinite, Sampler
 from gradcanary.stats.samples import Kind, of_kind
 from gradcanary.stats.weights import is_frozen_due
+from gradcanary.tracking.clear_detection import MODIFIED, REPLACED, UNCHANGED, ClearDetector
 from gradcanary.tracking.device_clock import on_device_clock
 from gradcanary.tracking.hook_sampler import HookSampler
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.tracking.step_clock import StepClock
 from gradcanary.tracking.window import (
-    MODIFIED,
     NEW,
     OPEN,
-    REPLACED,
     STEPPED,
     STEPPING,
-    UNCHANGED,
-    GradientIdentity,
     Window,
 )
 
@@ -65,9 +62,8 @@ class TrackerContext:
 class OptimizerTracker:
     """Follows the layers of one optimizer; layers go by position.
 
-    ``sampler`` measures them, and ``first`` is the layer that the last pass began with. ``leader`` is the tracker of
-    the main optimizer, whose windows become records. The hooks count, compare identities and launch kernels. None of
-    them reads a value of a tensor, waits, or returns anything.
+    ``sampler`` measures them. ``leader`` is the tracker of the main optimizer, whose windows become records. The hooks
+    count, compare identities and launch kernels. None of them reads a value of a tensor, waits, or returns anything.
     """
 
     def __init__(self, context: TrackerContext, layers: Sequence[int], references: References) -> None:
@@ -82,14 +78,11 @@ class OptimizerTracker:
         self._context = context
         self._clock, self._rank, self._calls = context.clock, context.rank, context.calls
         self._device_clock = meter.device_clock
-        self._unsharded: Collection[int] = ()
         self._lock = threading.RLock()
-        self._identity = GradientIdentity()
-        self._pass = self.plain_pass = -1
-        self.first = 0
+        self.clearing = ClearDetector(self.sampler)
+        self._pass = self.plain_pass = -1  # the pass that has begun; the one whose hooks only count
         self._open: set[int] = set()
         self._passes_before = 0
-        self._clears_in_place: bool | None = None
         self._is_next_incomplete = False
         self._end_pass = meter.hook("the end of backward", self._requeue_backward_end, guard.catch)
         self._settle_pass = meter.hook("sampling", self._on_backward_end, guard.catch)
@@ -100,14 +93,10 @@ class OptimizerTracker:
         self._follow_sums = guard.wrap("summing up in float32", self.follow_sums)
         self._add_errors = guard.wrap("measuring what sums lost", self.sampler.add_accumulation_errors)
 
-    def has(self, references: References) -> bool:
-        """Return True if these are the layers of this tracker."""
-        return refer_to_same(self.sampler.references, references)
-
     def follow(self, numbers: Sequence[int], layers: Layers) -> None:
         """Take the present numbers of the layers among those of all optimizers."""
         self.sampler.follow(numbers, layers)
-        self._unsharded = layers.unsharded
+        self.clearing.unsharded = layers.unsharded
 
     @property
     def step(self) -> int:
@@ -137,7 +126,7 @@ class OptimizerTracker:
             number = backward.graph_task_id()
             if number != self._pass:
                 begins(number)
-        elif self._identity.layer in (None, position) or self.window.state in (NEW, STEPPED):
+        elif self.clearing.layer in (None, position) or self.window.state in (NEW, STEPPED):
             begins(-1)
         self.window.counts[position] += 1
         if self.window.local is not None and self.is_sampled:
@@ -166,13 +155,13 @@ class OptimizerTracker:
             is_outermost = not self._open
             if not self._clock.has_backward_end or self._is_opened(number):
                 self.hook_sampler.always.add(position)
-                self.first = position
+                self.clearing.first = position
                 if is_outermost:
                     self._enter_window(position, number)
                 if not (self._clock.has_backward_end and self._clock.saw_backward_end):
-                    self._identity.mark(position, self.sampler.gradient(position))
-                elif self._identity.layer is None:
-                    self._identity.layer = position
+                    self.clearing.mark(position, self.sampler.gradient(position))
+                elif self.clearing.layer is None:
+                    self.clearing.layer = position
             self._pass = number
 
     def _is_opened(self, number: int) -> bool:
@@ -224,7 +213,7 @@ class OptimizerTracker:
             return
         if window.state is STEPPED:
             if window.is_marked and not self.sampler.external:
-                self._clears_in_place = self._change(position) == MODIFIED
+                self.clearing.clears_in_place = self.clearing.change_since_mark(position) == MODIFIED
             self._context.on_window_end(self)
         elif self._is_cleared(position):
             self.end_or_restart()
@@ -256,23 +245,10 @@ class OptimizerTracker:
             return bool(window.complete_sums)
         if not window.micro_steps:
             return False
-        change = self._change(position)
+        change = self.clearing.change_since_mark(position)
         if change == MODIFIED:
-            return bool(self._clears_in_place) or self.other_optimizer_stepped()
+            return bool(self.clearing.clears_in_place) or self.other_optimizer_stepped()
         return change == REPLACED
-
-    def _change(self, accumulated: int | None) -> int:
-        """Return the change of the remembered gradient; this pass has written to the layer ``accumulated``."""
-        layer = self._identity.layer
-        if layer is None:
-            return REPLACED
-        if self.sampler.parameter(layer) is None:
-            return UNCHANGED  # the parameter is gone, or no optimizer holds it for now
-        return self._identity.change(
-            self.sampler.gradient(layer),
-            writes=int(accumulated == layer),
-            is_reduced_later=self.sampler.layers[layer] in self._unsharded,
-        )
 
     def was_updated(self) -> bool:
         """Return True if the GradScaler was updated since the window began."""
@@ -329,18 +305,7 @@ class OptimizerTracker:
             self.sample("accumulated", window.loss_scale)
         if window.step_graph_task == number >= 0 and window.sample is not None:
             window.sample.mark_partial(position for position, count in enumerate(window.counts) if count)
-        self._remember_grad_identity()
-
-    def _remember_grad_identity(self) -> None:
-        """Remember a gradient of the pass that has ended.
-
-        A layer that took no part in it, as the head of another task, is replaced by the first layer of this pass.
-        """
-        if self._identity.layer is not None:
-            gradient = self.sampler.gradient(self._identity.layer)
-            if gradient is None and (other := self.sampler.gradient(self.first)) is not None:
-                self._identity.layer, gradient = self.first, other
-            self._identity.mark(self._identity.layer, gradient)
+        self.clearing.mark_after_pass()
 
     # -- windows and steps ---------------------------------------------------------------------------------------
 
@@ -366,10 +331,6 @@ class OptimizerTracker:
 
     def _set_scale(self, mark: ScaleMark) -> None:
         self.window.loss_scale, self.window.scaler_token = mark
-
-    def leave_plain_pass(self) -> None:
-        """End the short way of the hooks in the present pass."""
-        self.plain_pass = -1
 
     def was_paused(self) -> None:
         """After a pause, mark the window as incomplete, or the next one if this one had its step."""
@@ -409,13 +370,10 @@ class OptimizerTracker:
         """Return True if unsampled windows need only be counted."""
         own = self.sampler
         has_forecast = own.forecast_schedule.is_done or self._rank.sends_only_nonfinite
-        needs_hooks = own.external or own.sums.are_on or self.scaler.found or self._identity.layer is None
-        return has_forecast and self.hook_sampler.is_learned and not needs_hooks and self._clears_in_place is False
-
-    def is_cleared(self) -> bool:
-        """Return True if the remembered gradient is gone, and that of the last pass's first layer."""
-        layer = self._identity.layer
-        return layer is not None and self.sampler.gradient(layer) is None and self.sampler.gradient(self.first) is None
+        needs_hooks = own.external or own.sums.are_on or self.scaler.found or self.clearing.layer is None
+        return (
+            has_forecast and self.hook_sampler.is_learned and not needs_hooks and self.clearing.clears_in_place is False
+        )
 
     def resume(self, *, is_new: bool) -> None:
         """Leave the fast path: continue the open window, or begin a new one.
@@ -426,8 +384,8 @@ class OptimizerTracker:
             self.renew_window(was_sampled=False)
             return
         self.window.steps_before = self._clock.steps_taken
-        if not self.is_cleared():
-            self._remember_grad_identity()
+        if not self.clearing.are_gone():
+            self.clearing.mark_after_pass()
 
     def is_lost(self) -> bool:
         """Return True if a window had its step without any enabled hook: its layers have disabled ones."""
@@ -458,7 +416,7 @@ class OptimizerTracker:
         """Note an update by hand; take a late sample if the gradients are unchanged since the last pass."""
         window = self.window
         is_due = window.sample is None and window.is_whole and self.is_sampled
-        if is_due and self._change(None) == UNCHANGED:
+        if is_due and self.clearing.change_since_mark(None) == UNCHANGED:
             self.sample("post_clip", window.loss_scale)
         self.step_ended()
 
@@ -469,8 +427,8 @@ class OptimizerTracker:
             self._complete("post_clip", None)
         window.state = STEPPED
         window.step_graph_task = self.present_pass()
-        if is_sampled or self._clears_in_place is None:
-            self._look_back(window)
+        if is_sampled or self.clearing.clears_in_place is None:
+            window.is_marked = self.clearing.mark_after_step()
         if window.weights_before is not None:
             self._compare()
         step = self.step
@@ -478,12 +436,6 @@ class OptimizerTracker:
             self._find_frozen(step)
         if self.sampler.sums.are_on or (step + 1) % self._clock.interval == 0:
             self._follow_sums(step + 1)
-
-    def _look_back(self, window: Window) -> None:
-        """Remember a gradient after the step: the next window shows how the loop clears it."""
-        if self._identity.layer is not None:
-            self._identity.mark(self._identity.layer, self.sampler.gradient(self._identity.layer))
-            window.is_marked = True
 
     def _copy_weights(self) -> None:
         self._copy(self.step if self.is_sampled else None)
@@ -555,11 +507,11 @@ class OptimizerTracker:
 
     def look_for_clip(self, scale: Tensor | None) -> None:
         """Measure one layer again if a write has changed gradients since the sample."""
-        layer, sampler = self._identity.layer, self.sampler
+        layer, sampler = self.clearing.layer, self.sampler
         if layer is None or layer in sampler.external or self._rank.sends_only_nonfinite or is_capturing():
             return
         gradient = sampler.gradient(layer)
-        if self._identity.change(gradient) == MODIFIED or (gradient is not None and is_dtensor(gradient)):
+        if self.clearing.change(gradient) == MODIFIED or (gradient is not None and is_dtensor(gradient)):
             probe = sampler.probe_clip(layer, self.window.counts, self._clock.request, scale)
             self.window.probe = probe or self.window.probe
 
@@ -614,9 +566,3 @@ class OptimizerTracker:
     def _forecast_moments(self, optimizer: torch.optim.Optimizer) -> None:
         for fact in self.sampler.forecast_moments(optimizer):
             self._context.on_fact(fact)
-
-
-def end_sums(trackers: Iterable[OptimizerTracker]) -> None:
-    """Remove the hooks of the float32 sums from the layers of some trackers."""
-    for tracker in trackers:
-        tracker.sampler.sums.end()
