@@ -37,7 +37,7 @@ def loop_of(optimizer: Optimizer, failed: Callable[[str, Exception], None]) -> L
     for (module, name), (framework, held, step) in _LOOPS.items():
         for driver in _living(module, name):
             is_ours = False
-            with suppress(Exception):
+            with suppress(Exception):  # a driver that is half made has no optimizer yet
                 is_ours = any(_is_inside(optimizer, each) for each in held(driver))
             if is_ours:
                 try:
@@ -52,7 +52,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that steps: one that Accelerate prepared wraps another."""
     for _ in range(4):  # deeper than any wrapping; an optimizer that holds itself must not hang the training
         inner = None
-        with suppress(Exception):
+        with suppress(Exception):  # a property of any class may raise
             inner = getattr(optimizer, "optimizer", None)
         optimizer = inner if isinstance(inner, Optimizer) else optimizer
     return optimizer
@@ -67,7 +67,7 @@ def run_name() -> str | None:
     """Return the name that the only ``TrainingArguments`` with one gives the run."""
     names = set()
     for arguments in _living("transformers.training_args", "TrainingArguments"):
-        with suppress(Exception):
+        with suppress(Exception):  # as above
             name, folder = getattr(arguments, "run_name", None), getattr(arguments, "output_dir", None)
             if isinstance(name, str) and name.strip() and name != folder:  # older versions use the folder as name
                 names.add(name)

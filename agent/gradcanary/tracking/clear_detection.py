@@ -124,7 +124,7 @@ def _storage_of(gradient: Tensor) -> torch.UntypedStorage | None:
     held: Tensor = getattr(gradient, "_local_tensor", gradient)
     try:
         return held.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # a sparse gradient
         return None
 
 

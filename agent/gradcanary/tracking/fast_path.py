@@ -22,7 +22,7 @@ from gradcanary.hooks.graphs import is_backward_traced
 from gradcanary.model import declared_dtypes
 from gradcanary.model.parameters import group_sizes, learning_rates
 from gradcanary.stats.samples import parts_of
-from gradcanary.tracking.records import NOT_SKIPPED, LoggedMetric, StepRecord
+from gradcanary.tracking.records import LoggedMetric, StepRecord
 from gradcanary.tracking.window import NEW, OPEN, STEPPED, STEPPING
 
 if TYPE_CHECKING:
@@ -177,11 +177,7 @@ class FastPath:
                     layers=layers,
                     step=step,
                     time=moment,
-                    micro_steps=0,
-                    skipped=NOT_SKIPPED,
-                    samples=[],
                     parts=parts_of(losses, lr),
-                    step_time_s=None,
                     agent_share=recorder.meter.share(),
                     every=recorder.clock.interval,
                     logged=logged,

@@ -62,13 +62,13 @@ class StepRecord:
     layers: Layers
     step: int
     time: float
-    micro_steps: int
-    skipped: int
-    samples: list[Sample]
     parts: list[Part]
-    step_time_s: float | None
     agent_share: float
     every: int
+    micro_steps: int = 0
+    skipped: int = NOT_SKIPPED
+    samples: list[Sample] = field(default_factory=list)
+    step_time_s: float | None = None
     peak_memory_bytes: int | None = None
     logged: list[LoggedMetric] = field(default_factory=list)
     sends_only_nonfinite: bool = False
