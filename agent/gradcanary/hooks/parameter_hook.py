@@ -1,7 +1,7 @@
 """Hooks on parameters that survive ``torch.utils.swap_tensors`` and leave no trace.
 
-After a swap, as in some calls of ``model.to()``, the parameter keeps the dict of its hooks, and torch calls none of
-them, nor any hook added to that dict later. A dict that only the agent needed must not stay.
+After a swap, as in some calls of ``model.to()``, the parameter keeps the dict of its hooks. Torch no longer calls them,
+nor any hook that is added to that dict later. A dict that only the agent needed must not stay.
 """
 
 from __future__ import annotations

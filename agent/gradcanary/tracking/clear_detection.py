@@ -66,7 +66,7 @@ class GradientIdentity:
         """Return True if a new tensor holds the sum of the marked one and more.
 
         With create_graph=True each accumulation makes a new tensor. A data-parallel wrapper moves its views to other
-        buckets once it knows the order of the gradients; a gradient that torch makes after a clear is not a view.
+        buckets once it knows the order of the gradients. After a clear, torch makes a tensor that is not a view.
         """
         return gradient.grad_fn is not None or (self._was_view and gradient._is_view())  # noqa: SLF001 -- as above
 
@@ -74,8 +74,8 @@ class GradientIdentity:
 class ClearDetector(GradientIdentity):
     """The identity of one layer's gradient after a pass or a step of an optimizer; layers go by position.
 
-    ``first`` is the layer that the last pass began with. ``clears_in_place`` is True for a loop that writes zeros,
-    False for one that sets ``.grad`` to None, and None until the first window after a step.
+    ``first`` is the layer that the last pass began with. ``clears_in_place`` is True if the loop writes zeros, False if
+    it sets ``.grad`` to None. It is None until a window follows a step.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -98,7 +98,7 @@ class ClearDetector(GradientIdentity):
     def mark_after_pass(self) -> None:
         """Mark a gradient of the pass that has ended.
 
-        A layer that took no part in it, as the head of another task, is replaced by the first layer of this pass.
+        The first layer of the pass replaces a layer that took no part in it, such as the head of another task.
         """
         if self.layer is not None:
             gradient = self._sampler.gradient(self.layer)

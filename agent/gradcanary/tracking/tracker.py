@@ -297,7 +297,7 @@ class OptimizerTracker:
         window = self.window
         window.passes += 1
         if window.state is STEPPING and window.has_closure and window.weights_before is None and not self._open:
-            self._copy_weights()
+            self._copy(self.step if self.is_sampled else None)
         is_last = window.state is STEPPING or window.passes >= self._passes_before
         if not self._open and window.local is not None and not is_capturing():
             window.local.remember(self.sampler.gradient)
@@ -398,8 +398,7 @@ class OptimizerTracker:
             scale = self._settle_scale(optimizer)
         window.state, window.has_closure, window.weights_before = STEPPING, has_closure, None
         if is_sampled and not has_closure:
-            self._copy_weights()
-        if is_sampled and not has_closure:
+            self._copy(self.step)
             self._complete("accumulated" if self._are_unwritten() else "post_clip", scale)
 
     def _settle_scale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
@@ -436,9 +435,6 @@ class OptimizerTracker:
             self._find_frozen(step)
         if self.sampler.sums.are_on or (step + 1) % self._clock.interval == 0:
             self._follow_sums(step + 1)
-
-    def _copy_weights(self) -> None:
-        self._copy(self.step if self.is_sampled else None)
 
     def _complete(self, phase: str, scale: Tensor | None) -> None:
         if self.window.sample is None:
