@@ -152,6 +152,7 @@ class Sampler:
         return states, gradients
 
     def _measure(self, gradients: dict[int, Tensor], number: int, request: SampleRequest) -> list[Part]:
+        zeros: Collection[int]
         zeros, nonfinite, in_float64 = (
             {position for position in gradients if self.layers[position] in requested} if requested else ()
             for requested in (request.zeros, request.nonfinite, request.in_float64)
