@@ -524,6 +524,21 @@ def test_the_first_step_makes_one_pass_over_all_objects(collector: Recorded, mon
     assert collector.names == ["weight", "bias"]
 
 
+def test_a_shared_search_keeps_no_object_alive() -> None:
+    """Its list holds all objects of the process, and would be one of them."""
+    model = nn.Linear(2, 2)
+    reference = weakref.ref(model)
+    gc.disable()
+    try:
+        with parameters.one_scan():
+            assert any(found is model for found in parameters.live_objects(nn.Module))
+            parameters.live_objects(torch.optim.Optimizer)
+        del model
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
 def test_a_search_wakes_no_lazy_module() -> None:
     """Frameworks hang modules into ``sys.modules`` whose attributes import or warn."""
     touched = []

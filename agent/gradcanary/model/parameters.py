@@ -125,19 +125,24 @@ _shared: list[list[Any]] | None = None
 def one_scan() -> Iterator[None]:
     """Have all searches inside share one scan. It keeps every object alive: the training must not run meanwhile."""
     global _shared
-    outer = _shared
-    _shared = [] if outer is None else outer
+    if _shared is not None:
+        yield  # the outer one shares
+        return
+    own: list[list[Any]] = []
+    _shared = own
     try:
         yield
     finally:
-        _shared = outer
+        own.clear()  # it is one of the objects that it holds: only the garbage collector would free them
+        _shared = None
 
 
 def live_objects(kind: type[Kind]) -> list[Kind]:
     """Return all objects of a class. ``isinstance`` would call into the object, and raises on a dead proxy."""
-    objects = _shared[0] if _shared else gc.get_objects()
-    if _shared is not None and not _shared:
-        _shared.append(objects)
+    shared = _shared
+    objects = shared[0] if shared else gc.get_objects()
+    if shared is not None and not shared:
+        shared.append(objects)
     kinds = dict(zip(map(id, map(type, objects)), map(type, objects), strict=True))  # by id: some cannot be hashed
     wanted = {key for key, each in kinds.items() if issubclass(each, kind)}
     return [found for found in objects if id(type(found)) in wanted] if wanted else []
