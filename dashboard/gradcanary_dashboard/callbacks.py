@@ -69,7 +69,7 @@ def _register_refresh(app: Dash, page: Page) -> None:
 
 
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone; the functions are in ``assets/gradcanary.js``."""
+    """Register what the browser does alone; the functions are in ``assets/js/gradcanary.js``."""
 
     def browser(
         function: str, *arguments: Output | Input | State, at_click: bool | Literal["initial_duplicate"] = False

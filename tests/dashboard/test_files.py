@@ -38,7 +38,12 @@ def test_a_file_that_browsers_keep_is_made_once() -> None:
 
 
 def test_all_scripts_and_sheets_are_two_files() -> None:
-    for bundle, last in ((assets.SCRIPTS, "sharing.js"), (assets.SHEETS, "touch.css")):
+    for bundle, last in ((assets.SCRIPTS, "js/sharing.js"), (assets.SHEETS, "css/touch.css")):
         written = (assets.ASSETS / last).read_bytes()
         assert bundle.body.endswith(written)
         assert len(gzip.compress(bundle.body)) < 40_000
+
+
+def test_the_written_order_names_every_script_and_sheet_once() -> None:
+    for names, ending in ((assets.SCRIPTS_IN_ORDER, "js"), (assets.SHEETS_IN_ORDER, "css")):
+        assert sorted(names) == sorted(path.stem for path in (assets.ASSETS / ending).iterdir())

@@ -21,7 +21,7 @@ from gradcanary_dashboard.components import elements, layer_table, share_bar
 from gradcanary_dashboard.text import numbers
 
 ROWS = "data-differences"
-"""The attribute that holds the rows; ``assets/compare.js`` draws them."""
+"""The attribute that holds the rows; ``assets/js/compare.js`` draws them."""
 
 NAMED = 40
 """Layers that only some runs have, by name."""

@@ -1,4 +1,4 @@
-"""What a reader can choose about the figures; every choice goes into the address, by ``assets/gradcanary.js``."""
+"""What a reader can choose about the figures; every choice goes into the address, by ``assets/js/gradcanary.js``."""
 
 from __future__ import annotations
 

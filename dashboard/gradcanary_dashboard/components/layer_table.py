@@ -23,7 +23,7 @@ TITLES = {
 }
 
 ROWS = "data-layers"
-"""The attribute that holds the rows; ``assets/layer_table.js`` draws them, keeping those of layers still listed."""
+"""The attribute that holds the rows; ``assets/js/layer_table.js`` draws them, keeping those of layers still listed."""
 
 
 def table(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:

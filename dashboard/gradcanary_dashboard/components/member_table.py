@@ -24,7 +24,7 @@ TITLES = {
 }
 
 ROWS = "data-members"
-"""The attribute that holds the rows; ``assets/incident_members.js`` sorts, filters and draws some of them."""
+"""The attribute that holds the rows; ``assets/js/incident_members.js`` sorts, filters and draws some of them."""
 
 
 def table(contents: Mapping[str, Any]) -> html.Section:

@@ -71,7 +71,7 @@ def fill(
 
 
 def _choices(listing: Listing, takeaway: html.A) -> html.Div:
-    """Return the controls, and what can be taken along; ``assets/runs.js`` writes what they say into the address."""
+    """Return the controls, and what can be taken along; ``assets/js/runs.js`` writes what they say into the address."""
     text = dcc.Input(
         id="runs-filter",
         type="search",

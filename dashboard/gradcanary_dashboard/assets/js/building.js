@@ -1,6 +1,5 @@
 /* What scripts build pages of: an element, and rows that stay the elements they are. Names come from trainings: they are
-   only ever written as text and attributes. Browsers get the scripts in the order of their names: this one and address.js
-   stand before those that take something from them. */
+   only ever written as text and attributes. */
 (function () {
   "use strict";
 
