@@ -1,4 +1,4 @@
-"""What surrounds the pages: the first start, the list of runs, keys, paper, a tab in the background."""
+"""What surrounds the pages: the first start, the list of runs, keys, a tab in the background."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import scenes
 from looks import faults
 from playwright.sync_api import Page, Request, Response, Route, expect
-from plots import IMAGE, await_figures, until
+from plots import IMAGE, until
 from streams import Session
 
 RUN = "lora-fell"
@@ -237,51 +237,6 @@ def test_a_redrawn_list_gives_the_focus_back_to_the_same_link(
         if behind == "a dialog":
             page.keyboard.press("Escape")
         expect(link).to_be_focused()
-
-
-def test_on_paper_there_is_nothing_to_press_and_nothing_dark(shared: Any, open_page: Callable[..., Page]) -> None:
-    page = open_page(f"{shared.url}/runs/{RUN}", theme="dark")
-    page.wait_for_selector(IMAGE)
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    for control in ("#ways", ".controls", "#theme", ".zoom", ".copy"):
-        expect(page.locator(control).first).to_be_hidden()
-    for content in ("h1", "#heatmap", "#trend", "#layer-rows tr >> nth=0"):
-        expect(page.locator(content)).to_be_visible()
-    rows = page.locator(".scroll").evaluate("(table) => table.scrollHeight - table.clientHeight")
-    assert rows <= 1, "a table is on paper as long as it is"
-    page.emulate_media(media="screen", color_scheme="light")
-
-
-BEYOND = """() => {
-    const page = document.documentElement.getBoundingClientRect();
-    return Array.from(document.querySelectorAll("main *, .main-svg text, .heatmaplayer image"))
-        .filter((one) => one.getClientRects().length && one.getBoundingClientRect().right > page.right + 1)
-        .map((one) => one.tagName + "." + one.getAttribute("class") + " " + one.textContent.slice(0, 30));
-}"""
-
-
-PRINT = f"""() => {{
-    document.documentElement.style.width = "700px"; // a sheet's; no window is resized for it
-    dispatchEvent(new Event("beforeprint")); // and the figures have no time to be drawn again, as when it prints
-    return [({BEYOND})(), document.querySelector("#trend .main-svg").getBoundingClientRect().width];
-}}"""
-
-
-def test_on_a_sheet_of_paper_figures_are_whole(shared: Any, open_page: Callable[..., Page]) -> None:
-    page = open_page(f"{shared.url}/runs/{RUN}")
-    page.wait_for_selector(IMAGE)
-    await_figures(page)
-    drawn = "document.querySelector('#trend .main-svg').getBoundingClientRect().width"
-    on_screen = page.evaluate(drawn)
-    page.emulate_media(media="print")
-    beyond, on_paper = page.evaluate(PRINT)
-    assert beyond == []
-    assert 300 < on_paper < 700 < on_screen
-    page.evaluate("document.documentElement.style.width = ''")
-    page.pdf(format="A4")
-    assert page.locator("[data-printed]").count() == 0, "the browser told of the print, and the page is as it was"
 
 
 def test_who_asks_for_calm_or_colours_of_his_own_gets_them(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -61,11 +61,11 @@
     if (point && layers && layers[point.y]) go({ layer: layers[point.y] });
   }
 
-  // What was hidden has no width, and what a narrower window holds another one. On paper it is scaled (print.js).
+  // What was hidden has no width, and what a narrower window holds another one.
   const widths = new ResizeObserver((entries) => {
     for (const { target, contentRect: { width } } of entries) {
       if (waiting.has(target.parentElement)) drawSoon();
-      const drawn = !target.querySelector("[data-printed]") && target._fullLayout;
+      const drawn = target._fullLayout;
       if (drawn && width && Math.round(width) !== Math.round(drawn.width)) window.Plotly.Plots.resize(target).catch(() => { /* hidden again */ });
     }
   });
