@@ -19,6 +19,8 @@ PLOTLY = "vendor/plotly-cartesian-4.1.1.min.js"
 """The part of Plotly that draws on two axes: a third of the whole. A path below ``assets/``."""
 
 SCRIPTS_IN_ORDER = (
+    "dash_private",
+    "plotly_private",
     "address",
     "axis",
     "building",

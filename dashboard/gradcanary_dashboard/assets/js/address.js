@@ -67,7 +67,7 @@
     }
   }
 
-  for (const left of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(left, leave);
+  window.gradcanary.onMove(leave);
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { search, page, go, open, atRest });
 })();

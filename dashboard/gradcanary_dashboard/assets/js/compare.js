@@ -54,7 +54,7 @@
   let timer = null;
 
   function plots() {
-    return Array.from(document.querySelectorAll("#compare-body .js-plotly-plot")).filter((plot) => plot.data && plot.data.length && plot._fullLayout);
+    return Array.from(document.querySelectorAll("#compare-body .js-plotly-plot")).filter((plot) => plot.data && plot.data.length && window.gradcanary.plots.isDrawn(plot));
   }
 
   function tell() {

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { go } = window.gradcanary;
+  const { go, plots } = window.gradcanary;
   const root = document.documentElement;
   const NEAR_PX = 200; // out of sight by no more than this is in sight
   const CALM_MS = 500; // what is out of sight is drawn by then, busy as the page may be
@@ -39,7 +39,7 @@
 
   // Draws a figure into an element; what a drag or a double click on it means is in the address.
   function react(plot, figure, config = {}) {
-    const isFirst = !plot._fullLayout;
+    const isFirst = !plots.isDrawn(plot);
     const { range = [] } = figure.layout.xaxis || {}; // of one with nothing in it there is none
     ranges.set(plot, [...range]); // Plotly writes into its own
     return window.Plotly.react(plot, figure.data, figure.layout, { ...CONFIG, ...config }).then(() => {
@@ -65,8 +65,8 @@
   const widths = new ResizeObserver((entries) => {
     for (const { target, contentRect: { width } } of entries) {
       if (waiting.has(target.parentElement)) drawSoon();
-      const drawn = target._fullLayout;
-      if (drawn && width && Math.round(width) !== Math.round(drawn.width)) window.Plotly.Plots.resize(target).catch(() => { /* hidden again */ });
+      const drawn = plots.drawnWidth(target);
+      if (drawn && width && Math.round(width) !== Math.round(drawn)) window.Plotly.Plots.resize(target).catch(() => { /* hidden again */ });
     }
   });
 

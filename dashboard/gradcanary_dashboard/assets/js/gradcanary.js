@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { go, page, atRest } = window.gradcanary;
+  const { go, page, atRest, isOpening } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -166,11 +166,6 @@
   // A change may take its time, a test message ten seconds.
   function isQuestion({ method = "GET" }) {
     return method === "GET";
-  }
-
-  // The question of Dash that a page is opened by.
-  function isOpening({ body }) {
-    return typeof body === "string" && body.includes('"output":"..main.children');
   }
 
   const plainFetch = window.fetch;

@@ -32,7 +32,8 @@
 
   function cellOf(plot, x, row) {
     const meta = plot.layout.meta;
-    const z = plot.calcdata && plot.calcdata[0] && plot.calcdata[0][0] && plot.calcdata[0][0].z;
+    const [points] = window.gradcanary.plots.pointsOf(plot);
+    const z = points && points[0] && points[0].z;
     if (!meta || !meta.names || !z || !z[row]) return null;
     const place = meta.edges ? window.gradcanary.last(meta.edges, x) : Math.round((x - meta.middle) / meta.width);
     if (place < 0 || place >= z[row].length) return null;

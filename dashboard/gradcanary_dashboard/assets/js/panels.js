@@ -51,7 +51,7 @@
   function remove(key) {
     const card = cards.get(key);
     watch.unobserve(card.element);
-    if (window.Plotly && card.plot._fullLayout) window.Plotly.purge(card.plot);
+    if (window.Plotly && window.gradcanary.plots.isDrawn(card.plot)) window.Plotly.purge(card.plot);
     card.element.remove();
     cards.delete(key);
     inSight.delete(key);

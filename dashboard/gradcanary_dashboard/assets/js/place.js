@@ -59,13 +59,11 @@
 
   for (const moved of ["scroll", "click", "keydown"]) window.addEventListener(moved, note, { capture: true, passive: true });
 
-  window.addEventListener("popstate", () => {
+  window.gradcanary.onMove(() => {
     const { state } = window.history;
     giveUp();
     wanted = window.location.pathname !== shown && state && scrolled.has(state.entry) ? scrolled.get(state.entry) : null;
-  });
-
-  window.addEventListener("_dashprivate_pushstate", () => { wanted = null; });
+  }, () => { wanted = null; });
   for (const moved of ["wheel", "touchstart", "keydown", "pointerdown"]) window.addEventListener(moved, giveUp, { passive: true });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { arrive });

@@ -48,5 +48,5 @@
     if (event.target.closest(".pages a")) window.scrollTo(0, 0);
   });
 
-  for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, () => setTimeout(follow));
+  window.gradcanary.onMove(() => setTimeout(follow));
 })();
