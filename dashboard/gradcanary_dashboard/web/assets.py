@@ -21,6 +21,7 @@ PLOTLY = "vendor/plotly-cartesian-4.1.1.min.js"
 SCRIPTS_IN_ORDER = (
     "dash_private",
     "plotly_private",
+    "observer",
     "address",
     "axis",
     "building",

@@ -4,7 +4,7 @@
   "use strict";
 
   const { element, drawRows } = window.gradcanary;
-  const drawn = new WeakMap(); // body -> the JSON that it shows; row -> that of its difference
+  const drawn = new WeakMap(); // row -> the JSON of the difference that it shows
 
   // ---- rows
 
@@ -32,15 +32,7 @@
     where.textContent = difference.where + " · " + difference.accumulators;
   }
 
-  function drawWhatIsNew() {
-    const body = document.querySelector("tbody[data-differences]");
-    if (!body || drawn.get(body) === body.dataset.differences) return;
-    drawn.set(body, body.dataset.differences);
-    drawRows(body, JSON.parse(body.dataset.differences), newRow, write);
-  }
-
-  const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-differences"] };
-  new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
+  window.gradcanary.onAttribute("data-differences", (body, text) => drawRows(body, JSON.parse(text), newRow, write));
 
   // ---- where the crosshair is, every figure tells what its runs hold there
 

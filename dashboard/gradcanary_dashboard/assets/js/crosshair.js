@@ -139,11 +139,11 @@
   document.documentElement.addEventListener("mouseleave", () => point(null));
 
   // Figures move on under it as steps arrive.
-  setInterval(() => {
+  window.gradcanary.every(1000, () => {
     if (!at || asked) return;
     if (at.plot.isConnected) plots().forEach(show);
     else point(null);
-  }, 1000);
+  });
 
   // ---- keys: on a figure that has the focus
 

@@ -61,20 +61,10 @@
     held.set(parent, trees);
   }
 
-  const shown = new WeakMap(); // slot -> its attribute, drawn
-
-  function drawWhatIsNew() {
+  window.gradcanary.onAttribute("data-drawn", (slot, text) => {
     const focused = document.activeElement;
-    for (const slot of document.querySelectorAll("[data-drawn]")) {
-      const trees = slot.dataset.drawn;
-      if (shown.get(slot) === trees) continue;
-      shown.set(slot, trees);
-      draw(slot, JSON.parse(trees || "[]"));
-    }
+    draw(slot, JSON.parse(text || "[]"));
     // What moves to another place loses the focus on the way.
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
-  }
-
-  const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-drawn"] };
-  new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
+  });
 })();

@@ -132,16 +132,7 @@
     drawSoon();
   }
 
-  new MutationObserver((changes) => {
-    for (const { type, target, addedNodes } of changes) {
-      if (type === "attributes") want(target);
-      for (const node of addedNodes) {
-        if (node.nodeType !== Node.ELEMENT_NODE || node.namespaceURI !== root.namespaceURI) continue;
-        if (node.matches("[data-figure]")) want(node);
-        node.querySelectorAll("[data-figure]").forEach(want);
-      }
-    }
-  }).observe(root, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-figure"] });
+  window.gradcanary.onAttribute("data-figure", want);
 
   // ---- what comes with an answer: the first one in sight is drawn before Dash hears of the rest
 

@@ -425,7 +425,7 @@
     });
   });
 
-  new MutationObserver(() => {
+  window.gradcanary.onChange(() => {
     if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
     const slot = document.getElementById(focused.slot);
     if (!slot) return;
@@ -433,7 +433,7 @@
     // A run and its open incidents are links with the same words.
     const again = alike.find((one) => one.href === focused.href) || alike[0];
     if (again) again.focus({ preventScroll: true });
-  }).observe(document.documentElement, { childList: true, subtree: true });
+  });
 
   // Plotly takes every touch for a zoom; a finger on a plot must still scroll the page, and a tap still clicks.
   document.addEventListener("touchstart", (event) => {
@@ -448,8 +448,8 @@
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed, copied, askAhead });
 
-  setInterval(wordTimes, 500);
-  setInterval(beat, BEAT_MS / 10);
+  window.gradcanary.every(500, wordTimes);
+  window.gradcanary.every(0, beat);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     gradcanary: { refresh, show_choices: showChoices, show_sought: showSought, show_axis: showAxis, title: setTitle },

@@ -149,10 +149,10 @@
     }
   });
 
-  new MutationObserver(() => {
+  window.gradcanary.onChange(() => {
     const place = readout();
     if (place && !place.textContent) say(IDLE);
-  }).observe(document.documentElement, { childList: true, subtree: true });
+  });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { scientific });
 })();

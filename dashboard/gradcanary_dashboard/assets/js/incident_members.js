@@ -8,7 +8,7 @@
   const NOTHING = "\u2013";
   const KINDS = ["name", "since", "until", "number", "number value", "number", "evidence", "rank"];
   const NAMES = ["", "since", "until", "baseline", "value", "siblings", "evidence", "rank"];
-  const state = { body: null, held: null, rows: [], find: "", sort: null, descends: false, shown: FEW, drawn: "" };
+  const state = { body: null, rows: [], find: "", sort: null, descends: false, shown: FEW, drawn: "" };
 
   function cell(text, place, href) {
     const named = NAMES[place] ? { "data-name": NAMES[place] } : {};
@@ -90,18 +90,14 @@
   }
 
   // Another incident's table is another element, which may hold the very rows of the one before.
-  function drawWhatIsNew() {
-    const body = document.getElementById("members");
-    const isOther = body !== state.body;
-    if (isOther) {
-      Object.assign(state, { body, held: null, rows: [], shown: FEW, drawn: "" });
-      if (body) follow();
+  window.gradcanary.onAttribute("data-members", (body, text) => {
+    if (body !== state.body) {
+      Object.assign(state, { body, shown: FEW, drawn: "" });
+      follow();
     }
-    if (!body || state.held === body.dataset.members) return;
-    state.held = body.dataset.members;
-    state.rows = JSON.parse(state.held || "[]");
+    state.rows = JSON.parse(text);
     draw(body);
-  }
+  });
 
   function sortBy(place) {
     state.descends = state.sort === place && !state.descends;
@@ -132,10 +128,4 @@
     follow();
     again();
   }));
-
-  new MutationObserver(drawWhatIsNew).observe(document.documentElement, {
-    childList: true,
-    subtree: true,
-    attributeFilter: ["data-members"],
-  });
 })();

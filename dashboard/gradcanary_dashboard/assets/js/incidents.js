@@ -65,12 +65,12 @@
   const hasKeys = matchMedia("(hover: hover)");
 
   // Once the form is there, whoever uses keys is in its first field; on a phone a keyboard would cover half of it.
-  new MutationObserver(() => {
+  window.gradcanary.onChange(() => {
     const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
     const focused = document.activeElement;
     show();
     if (first && hasKeys.matches && (focused === dialog() || focused === document.body)) first.focus();
-  }).observe(document.documentElement, { childList: true, subtree: true });
+  });
 
   // ---- what is chosen of the list: in the address
 

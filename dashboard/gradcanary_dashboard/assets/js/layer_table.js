@@ -5,7 +5,7 @@
 
   const { element, drawRows } = window.gradcanary;
   const CELLS = ["number absmax", "number norm", "state", "accumulator", "number k", "rule"];
-  const drawn = new WeakMap(); // row or body -> what it shows
+  const drawn = new WeakMap(); // row -> the layer that it shows
 
   function drawButton(name) {
     const words = { title: "Draw its trend here", "aria-label": "Draw the trend of " + name };
@@ -38,15 +38,7 @@
     });
   }
 
-  function drawWhatIsNew() {
-    for (const body of document.querySelectorAll("tbody[data-layers]")) {
-      const layers = body.dataset.layers;
-      if (drawn.get(body) === layers) continue;
-      drawn.set(body, layers);
-      drawRows(body, JSON.parse(layers), (name) => newRow(name, body.dataset.draws === "true"), write);
-    }
-  }
-
-  const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-layers"] };
-  new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
+  window.gradcanary.onAttribute("data-layers", (body, text) => {
+    drawRows(body, JSON.parse(text), (name) => newRow(name, body.dataset.draws === "true"), write);
+  });
 })();

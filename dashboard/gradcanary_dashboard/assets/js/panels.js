@@ -234,12 +234,7 @@
     load();
   }
 
-  new MutationObserver(look).observe(document.documentElement, {
-    childList: true,
-    subtree: true,
-    attributes: true,
-    attributeFilter: ["data-panels", "data-shown"],
-  });
-  setInterval(complete, 1500);
-  setInterval(load, 500); // the address changes without an event, and Plotly comes when it comes
+  window.gradcanary.onChange(look);
+  window.gradcanary.every(1500, complete);
+  window.gradcanary.every(500, load); // the address changes without an event, and Plotly comes when it comes
 })();
