@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 
@@ -69,17 +68,6 @@ def _register_refresh(app: Dash, page: Page) -> None:
 
 
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone; the functions are in ``assets/js/gradcanary.js``."""
-
-    def browser(
-        function: str, *arguments: Output | Input | State, at_click: bool | Literal["initial_duplicate"] = False
-    ) -> None:
-        register_callback: Callable[..., None] = app.clientside_callback
-        register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
-
-    browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
-    browser("show_sought", Output("metrics", "value"), Input("run-url", "search"))
-    browser("show_axis", Input("layer-url", "search"))
-    again = Output("rows", "value", allow_duplicate=True)
-    browser("show_choices", again, Input("compare-url", "search"), at_click="initial_duplicate")
-    browser("title", Input("title", "data"))
+    """Register what the browser does alone, once a page is there; the function is in ``assets/js/gradcanary.js``."""
+    register_callback: Callable[..., None] = app.clientside_callback
+    register_callback(ClientsideFunction("gradcanary", "title"), Input("title", "data"))

@@ -146,7 +146,7 @@ def test_what_is_typed_does_not_follow_to_the_next_page(path: str, shared: Any, 
         expect(page.get_by_label("Pages").locator("[aria-current]")).to_have_text(words)
 
 
-def test_a_new_page_has_the_focus_and_back_leads_to_where_one_was(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_a_new_page_has_the_focus_and_begins_at_its_top(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
     expect(names(page).nth(2)).to_be_visible()
     assert page.evaluate("document.activeElement === document.body")
@@ -162,30 +162,24 @@ def test_a_new_page_has_the_focus_and_back_leads_to_where_one_was(shared: Any, o
     page.wait_for_selector("#stat-absmax .main-svg")
     expect(page.locator("main")).to_be_focused()
     assert page.evaluate("scrollY") == 0
-    page.go_back()
-    page.wait_for_selector(IMAGE)
-    until(page, "Math.abs(scrollY - 500) < 2")
     page.get_by_label("Pages").get_by_role("link", name="Incidents").click()
     page.wait_for_selector("#incidents-run")
     expect(page.locator("main")).to_be_focused()
     assert page.evaluate("scrollY") == 0
 
 
-def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_filter_list_and_figures_are_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
     expect(names(page).nth(2)).to_be_visible()
     page.keyboard.press("Tab")
     assert focused(page) == "Skip to the content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    listed = names(page).all_inner_texts()
-    for key, place in (("j", 0), ("j", 1), ("ArrowDown", 2), ("k", 1), ("ArrowUp", 0), ("k", 0)):
-        page.keyboard.press(key)
-        assert focused(page) == listed[place]
+    names(page).first.focus()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard")).to_contain_text("To the filter")
     assert faults(page) == []
-    page.keyboard.press("j")
+    page.keyboard.press("/")
     httpx.patch(f"{shared.url}/api/v1/runs/lora-quiet", json={"tags": ["seen-behind"]}).raise_for_status()
     expect(page.locator(".run .tag")).to_have_text("seen-behind")  # the list is another one now
     page.keyboard.press("Escape")
@@ -193,14 +187,18 @@ def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Pag
     expect(names(page).first).to_be_focused()  # nothing moved, and one is where one was
 
     page.keyboard.press("/")
-    page.keyboard.type("fell j?/g")
-    expect(page.locator("#runs-filter")).to_have_value("fell j?/g")
+    page.keyboard.type("fell ?/")
+    expect(page.locator("#runs-filter")).to_have_value("fell ?/")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(page.locator("#runs-filter")).to_have_value("")
+    expect(page.locator("#runs-filter")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#runs-filter")).not_to_be_focused()
+    page.keyboard.press("/")
     page.keyboard.type("fell")
     expect(names(page)).to_have_text([RUN])
-    page.keyboard.press("ArrowDown")
+    names(page).first.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector(IMAGE)
 
@@ -209,9 +207,6 @@ def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Pag
     expect(page.locator("#readout")).to_contain_text("blocks.")
     page.keyboard.press("Enter")
     expect(page.locator(".crumbs .here")).to_contain_text("blocks.")
-    page.keyboard.press("g")
-    page.keyboard.press("r")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
 @pytest.mark.parametrize("behind", ["nothing", "a dialog", "another window"])

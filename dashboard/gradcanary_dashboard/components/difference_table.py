@@ -127,10 +127,6 @@ def _rest(data: CompareData) -> list[Any]:
 
 def card(contents: Mapping[str, Any]) -> html.Div:
     """Return the card that stays, with its first contents."""
-    field = dcc.Input(
-        id="rows", type="search", placeholder="layers, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
-    )
-    label = html.Label("Layers whose name matches", htmlFor="rows", className="unseen")
     refusal = html.P(contents.get("compare-refusal"), id="compare-refusal", className="refusal", role="alert")
     heads = [html.Th(head, scope="col", role="columnheader") for head in ("Layer", "Difference", "Levels", "Where")]
     table = html.Table(
@@ -147,10 +143,18 @@ def card(contents: Mapping[str, Any]) -> html.Div:
     card = elements.card(
         "differences",
         html.P(contents.get("compare-measure"), id="compare-measure", className="dim"),
-        html.Div([html.Div([label, field], className="field"), refusal], className="controls"),
+        html.Div([_sought(), refusal], className="controls"),
         html.Div(table, className="scroll", tabIndex=0),
         html.Div(contents.get("differences-rest"), id="differences-rest", className="rest"),
         title="Layers, most different first",
         aside=[tally, table_csv],
     )
     return html.Div(card, className="beside")
+
+
+def _sought() -> html.Div:
+    field = dcc.Input(
+        id="rows", type="search", placeholder="layers, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
+    )
+    label = html.Label("Layers whose name matches", htmlFor="rows", className="unseen")
+    return html.Div([label, field], className="field", **elements.attributes(data_key="rows"))

@@ -37,9 +37,7 @@ SCRIPTS_IN_ORDER = (
     "keys",
     "layer_table",
     "panels",
-    "place",
     "rules",
-    "runs",
     "sharing",
 )
 """The scripts of ``assets/js``. A script stands after those from which it takes functions as it is loaded."""

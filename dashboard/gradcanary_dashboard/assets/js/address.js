@@ -1,6 +1,11 @@
-/* The address: what is chosen on a page is its query, and links that scripts draw lead on as Dash's own do. */
+/* The address: what is chosen on a page is its query. Controls write it and follow it; links that scripts draw lead on as
+   Dash's own do. */
 (function () {
   "use strict";
+
+  const { move, onMove, onChange } = window.gradcanary;
+  const CONTROLS = "select[data-key], button[data-key], .field[data-key]";
+  const TYPED_MS = 300; // after the last letter
 
   // The query with some changes; what is null or empty is left out.
   function search(changes) {
@@ -22,18 +27,18 @@
     const wanted = search(changes);
     if (wanted === window.location.search) return false;
     window.gradcanary.askAhead(wanted);
-    window.dash_clientside.set_props(page() + "-url", { search: wanted });
+    move(window.location.pathname + wanted);
     return true;
   }
 
   // Another page, without loading the document anew.
   function open(href) {
-    window.history.pushState({}, "", href);
-    window.dispatchEvent(new PopStateEvent("popstate"));
+    move(href);
     window.scrollTo(0, 0);
   }
 
   document.addEventListener("click", (event) => {
+    if (event.target.closest(".pages a")) window.scrollTo(0, 0); // the same page of the dashboard, another one of its list
     const link = event.target.closest("a[data-way], tbody a.layer");
     if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
@@ -67,7 +72,57 @@
     }
   }
 
-  window.gradcanary.onMove(leave);
+  // ---- controls: each has the parameter that it sets, and may name others that its choice makes meaningless
+
+  function choose(control, value) {
+    const cleared = (control.dataset.clears || "").split(" ").filter(Boolean);
+    go({ ...Object.fromEntries(cleared.map((key) => [key, null])), [control.dataset.key]: value });
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-key]");
+    if (!button) return;
+    // A button that toggles takes its choice back when it is pressed already.
+    const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
+    choose(button, isBack ? null : button.dataset.choice);
+  });
+
+  document.addEventListener("change", ({ target: list }) => {
+    if (list.matches("select[data-key]")) choose(list, list.value);
+  });
+
+  document.addEventListener("input", ({ target: field }) => {
+    const control = field.closest(".field[data-key]");
+    if (control) atRest(field, TYPED_MS, () => choose(control, field.value));
+  });
+
+  // What the address says, and never a field while one types in it.
+  function follow() {
+    const query = new URLSearchParams(window.location.search);
+    for (const control of document.querySelectorAll(CONTROLS)) {
+      const wanted = query.get(control.dataset.key) || "";
+      if (control.tagName === "SELECT") control.value = wanted;
+      else if (control.tagName === "BUTTON") control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
+      else fill(control.querySelector("input"), wanted);
+    }
+  }
+
+  function fill(field, text) {
+    if (document.activeElement !== field && field.value !== text) window.dash_clientside.set_props(field.id, { value: text });
+  }
+
+  let followed = null; // the element of the page whose controls say what the address says
+
+  onChange(() => {
+    const heart = document.querySelector(".heart");
+    if (heart !== followed) follow();
+    followed = heart;
+  });
+
+  onMove(() => {
+    leave();
+    setTimeout(follow);
+  });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { search, page, go, open, atRest });
 })();

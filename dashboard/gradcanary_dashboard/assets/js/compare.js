@@ -77,7 +77,7 @@
     const query = new URLSearchParams(window.location.search);
     query.append("run", run);
     window.dash_clientside.set_props("compare-add", { value: "" });
-    window.dash_clientside.set_props("compare-url", { search: "?" + query });
+    window.gradcanary.move("?" + query);
   }
 
   document.addEventListener("change", (event) => {

@@ -3,10 +3,17 @@
 (function () {
   "use strict";
 
+  const MOVED = "_dashprivate_pushstate";
+
+  // Goes to an address as Dash's own links do, without loading the document anew.
+  function move(href) {
+    window.history.pushState({}, "", href);
+    window.dispatchEvent(new CustomEvent(MOVED));
+  }
+
   // Calls a function after the address became another one: by the browser's back and forward, or by a link or a choice.
-  function onMove(back, forward = back) {
-    window.addEventListener("popstate", back);
-    window.addEventListener("_dashprivate_pushstate", forward);
+  function onMove(act) {
+    for (const event of ["popstate", MOVED]) window.addEventListener(event, act);
   }
 
   // Return true if options of fetch are those of the callback that fills ``main``.
@@ -14,5 +21,5 @@
     return typeof body === "string" && body.includes('"output":"..main.children');
   }
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { onMove, isOpening });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { move, onMove, isOpening });
 })();

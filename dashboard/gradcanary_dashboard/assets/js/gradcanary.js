@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { go, page, atRest, isOpening } = window.gradcanary;
+  const { go, page, isOpening } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -28,13 +28,6 @@
       const text = ago(then);
       if (!Number.isNaN(then) && element.textContent !== text) element.textContent = text;
     }
-  }
-
-  // ---- what buttons choose
-
-  // What a choice makes meaningless: steps that were counted from elsewhere.
-  function cleared(button) {
-    return Object.fromEntries((button.dataset.clears || "").split(" ").filter(Boolean).map((key) => [key, null]));
   }
 
   // ---- steps in sight: by dragging, and for fingers and keys by buttons
@@ -100,33 +93,7 @@
     return change["xaxis.autorange"] ? WHOLE : null;
   }
 
-  // The controls follow the address (back, forward), the field never while one types.
-  function showAxis() {
-    const query = new URLSearchParams(window.location.search);
-    for (const control of document.querySelectorAll("select[data-key], button[data-key]")) {
-      const wanted = query.get(control.dataset.key) || "";
-      if (control.tagName === "SELECT") control.value = wanted;
-      else control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
-    }
-  }
-
-  // Each is named by what it says in the address.
-  const FIELDS = ["rows", "metrics"];
-
-  function typedInto(name) {
-    const field = document.getElementById(name);
-    const wanted = new URLSearchParams(window.location.search).get(name) || "";
-    return document.activeElement === field || field.value === wanted ? window.dash_clientside.no_update : wanted;
-  }
-
-  function showChoices() {
-    showAxis();
-    return typedInto("rows");
-  }
-
-  function showSought() {
-    return typedInto("metrics");
-  }
+  // ---- a page that opens
 
   // The way one is on; a run's page is reached from the list of runs.
   function showWay() {
@@ -141,7 +108,18 @@
   function setTitle(title) {
     if (title) document.title = title + " · gradcanary";
     showWay();
-    window.gradcanary.arrive();
+    arrive();
+  }
+
+  let isFirst = true;
+
+  // A new page begins at its top and has the focus; the first one the browser announces.
+  function arrive() {
+    const main = document.getElementById("main");
+    const isFree = !main.contains(document.activeElement) && !document.querySelector("dialog[open]");
+    if (!isFirst && isFree) main.focus({ preventScroll: true });
+    window.scrollTo(0, 0);
+    isFirst = false;
   }
 
   // ---- the dashboard's own server: asked each second; when it is gone, nobody but the browser can say so
@@ -376,31 +354,13 @@
     try { localStorage.setItem("gradcanary-theme", root.dataset.theme); } catch (error) { /* not remembered */ }
   }
 
-  // One that toggles takes its choice back when it is pressed already.
-  function chosen(button) {
-    const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
-    return isBack ? null : button.dataset.choice;
-  }
-
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
     else if (button.dataset.zoom) go(moved(button.dataset.zoom));
-    else if (button.dataset.key) go({ ...cleared(button), [button.dataset.key]: chosen(button) });
     else if (button.dataset.copy) copy(button);
-  });
-
-  document.addEventListener("input", ({ target: field }) => {
-    if (!FIELDS.includes(field.id)) return;
-    atRest(field, 400, () => go({ [field.id]: field.value }));
-  });
-
-  document.addEventListener("change", (event) => {
-    if (event.target.tagName === "SELECT" && event.target.dataset.key) {
-      go({ [event.target.dataset.key]: event.target.value });
-    }
   });
 
   // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were, also behind a dialog
@@ -452,6 +412,6 @@
   window.gradcanary.every(0, beat);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { refresh, show_choices: showChoices, show_sought: showSought, show_axis: showAxis, title: setTitle },
+    gradcanary: { refresh, title: setTitle },
   });
 })();
