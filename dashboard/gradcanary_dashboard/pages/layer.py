@@ -27,6 +27,7 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
+    table,
 )
 from gradcanary_dashboard.figures import axes, curves
 from gradcanary_dashboard.text import numbers
@@ -43,7 +44,7 @@ SLOTS = {
     "layer-moves": figure_controls.STEPS,
     "layer-incidents": static.DRAWN,
     "layer-incidents-tally": "children",
-    "siblings": layer_table.ROWS,
+    "siblings": table.ROWS,
     "siblings-tally": "children",
     "layer-notes": "children",
     **{f"stat-{stat}": elements.FIGURE for stat in STATS},
@@ -162,7 +163,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             elements.card("incidents", incidents, title="Its incidents", aside=tally),
-            layer_table.table("siblings", contents, "Siblings"),
+            layer_table.card("siblings", contents, "Siblings"),
         ],
         className="beside",
     )

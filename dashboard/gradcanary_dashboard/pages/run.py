@@ -28,6 +28,7 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
+    table,
 )
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
@@ -58,7 +59,7 @@ SLOTS = {
     "incidents": static.DRAWN,
     "incident-tally": "children",
     "notes": "children",
-    "layer-rows": layer_table.ROWS,
+    "layer-rows": table.ROWS,
     "layer-rows-tally": "children",
     **{f"option-{stat}": "hidden" for stat in STATS},
 }
@@ -240,7 +241,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
                 title="Accumulators",
                 aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
             ),
-            layer_table.table("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
+            layer_table.card("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
         ],
         className="beside",
     )

@@ -1,38 +1,6 @@
-/* The page that compares runs: the rows of what differs, what its figures say at the crosshair, and the field
-   for one more run. Names come from trainings: they are only ever written as text and attributes. */
+/* The page that compares runs: what its figures say at the crosshair, and the field for one more run. */
 (function () {
   "use strict";
-
-  const { element, drawRows } = window.gradcanary;
-  const drawn = new WeakMap(); // row -> the JSON of the difference that it shows
-
-  // ---- rows
-
-  function newRow(name) {
-    const words = { "aria-label": "Draw " + name, title: "Draw it" };
-    const button = element("button", { type: "button", "data-layer": name, ...words }, name);
-    const cells = ["gap", "levels", "where"].map((kind) => element("td", { class: kind, role: "cell" }));
-    return element("tr", { role: "row", "data-name": name }, element("td", { class: "name", role: "cell" }, button), ...cells);
-  }
-
-  function level([place, letter, text]) {
-    return element("span", {}, element("b", { class: "of-" + place }, letter), " " + text);
-  }
-
-  function write(row, difference) {
-    const text = JSON.stringify(difference);
-    if (drawn.get(row) === text) return;
-    drawn.set(row, text);
-    const [, gap, levels, where] = row.cells;
-    row.className = difference.chosen ? "chosen" : "";
-    row.querySelector("button").setAttribute("aria-pressed", String(difference.chosen));
-    gap.textContent = difference.gap;
-    gap.classList.toggle("far", difference.is_far);
-    levels.replaceChildren(...difference.values.map(level));
-    where.textContent = difference.where + " · " + difference.accumulators;
-  }
-
-  window.gradcanary.onAttribute("data-differences", (body, text) => drawRows(body, JSON.parse(text), newRow, write));
 
   // ---- where the crosshair is, every figure tells what its runs hold there
 

@@ -43,7 +43,7 @@
     timed.push({ act, wait_ms, due: 0 });
   }
 
-  const attributeFilter = ["data-differences", "data-drawn", "data-figure", "data-layers", "data-members", "data-panels", "data-shown"];
+  const attributeFilter = ["data-drawn", "data-figure", "data-panels", "data-rows", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
   setInterval(() => {

@@ -61,6 +61,7 @@
     held.set(parent, trees);
   }
 
+  window.gradcanary = Object.assign(window.gradcanary || {}, { draw });
   window.gradcanary.onAttribute("data-drawn", (slot, text) => {
     const focused = document.activeElement;
     draw(slot, JSON.parse(text || "[]"));
