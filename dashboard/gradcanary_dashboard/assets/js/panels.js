@@ -1,58 +1,57 @@
 /* The metrics of a run: a card each, whose figure is asked for when it comes into sight, and again when there is news.
-   Names and tags come from trainings: they are only ever written with textContent. */
+   Names and tags come from trainings: they are only ever text and the values of attributes. */
 (function () {
   "use strict";
 
-  const { element } = window.gradcanary;
+  const { draw, go, onAttribute, onChange, every, plots } = window.gradcanary;
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
+  const AT_ONCE = 4; // figures that a page at rest asks for
   const SHOWN = 60; // entries of a legend at a time
 
-  const cards = new Map(); // key -> { element, plot, legend, note, found, of, sought }
-  const inSight = new Set();
+  const cards = new Map(); // key -> { element, words, asked, of, number, found, sought }
+  const inSight = new Set(); // keys
   let told = { panels: [] };
-  let text = null;
   let filled = {}; // what the page was filled with last, and the query of that
   let box = null; // the element that holds the cards
   let sent = 0;
 
-  function icon(name) {
-    return element("span", { class: "icon icon-" + name, "aria-hidden": "true" });
-  }
-
   // ---- cards
 
   const watch = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting) inSight.add(entry.target.dataset.key);
-      else inSight.delete(entry.target.dataset.key);
+    for (const { isIntersecting, target } of entries) {
+      if (isIntersecting) inSight.add(target.dataset.key);
+      else inSight.delete(target.dataset.key);
     }
     load();
   }, { rootMargin: "600px 0px" });
 
-  function newCard(panel) {
-    const id = panel.key + "-title";
-    const note = element("div", { class: "aside" });
-    const plot = element("div", { class: "plot", "data-says": "Loading ...", style: `min-height: ${panel.height}px` });
-    const holder = element("div", { id: panel.key }, plot);
-    const save = element("button", { type: "button", class: "save", title: "Save as PNG", "data-share": "picture" }, icon("save"));
-    save.setAttribute("aria-label", "Save as a picture: " + panel.title);
-    const table = element("a", { class: "save", title: "Every point of these lines, of the steps in sight", download: "" }, icon("save"), "CSV");
-    table.setAttribute("aria-label", "CSV: " + panel.title);
-    const saves = element("div", { class: "saves" }, table, save);
-    const figure = element("figure", { class: "plotted", tabindex: "0", "aria-label": panel.title + " over the steps" }, holder, saves);
-    const legend = element("div", { class: "whose" });
-    const head = element("div", { class: "head" }, element("h2", { id }, panel.title), note);
-    const card = element("section", { class: "card panel", "aria-labelledby": id, "data-key": panel.key }, head, figure, legend);
-    watch.observe(card);
-    return { element: card, plot, legend, note, table, of: null, sought: "" };
+  const ICON = ["span", { class: "icon icon-save", "aria-hidden": "true" }];
+
+  function treeOf({ key, title, height }) {
+    const plot = ["div", { class: "plot", "data-says": "Loading ...", style: `min-height: ${height}px` }];
+    const held = "Every point of these lines, of the steps in sight";
+    const table = ["a", { class: "save", title: held, download: "", "aria-label": "CSV: " + title }, ICON, "CSV"];
+    const words = { title: "Save as PNG", "aria-label": "Save as a picture: " + title };
+    const picture = ["button", { type: "button", class: "save", "data-share": "picture", ...words }, ICON];
+    const figure = { class: "plotted", tabindex: "0", "aria-label": title + " over the steps" };
+    return [
+      "section", { class: "card panel", "aria-labelledby": key + "-title", "data-key": key },
+      ["div", { class: "head" }, ["h2", { id: key + "-title" }, title], ["div", { class: "aside" }]],
+      ["figure", figure, ["div", { id: key }, plot], ["div", { class: "saves" }, table, picture]],
+      ["div", { class: "whose" }],
+    ];
+  }
+
+  function part(card, name) {
+    return card.element.querySelector(name);
   }
 
   function remove(key) {
-    const card = cards.get(key);
-    watch.unobserve(card.element);
-    if (window.Plotly && window.gradcanary.plots.isDrawn(card.plot)) window.Plotly.purge(card.plot);
-    card.element.remove();
+    const { element } = cards.get(key);
+    const plot = element.querySelector(".plot");
+    watch.unobserve(element);
+    if (window.Plotly && plots.isDrawn(plot)) window.Plotly.purge(plot);
     cards.delete(key);
     inSight.delete(key);
   }
@@ -60,18 +59,19 @@
   function arrange() {
     const wanted = new Set(told.panels.map((panel) => panel.key));
     for (const key of Array.from(cards.keys())) if (!wanted.has(key)) remove(key);
-    let next = box.firstElementChild;
-    for (const panel of told.panels) {
-      if (!cards.has(panel.key)) cards.set(panel.key, newCard(panel));
-      const card = cards.get(panel.key);
-      if (card.element === next) next = next.nextElementSibling;
-      else box.insertBefore(card.element, next);
-      if (!card.note.dataset.last) card.note.textContent = panel.words;
-      card.words = panel.words;
-    }
-    let more = box.querySelector(":scope > .more");
-    if (told.more && !more) more = box.appendChild(element("p", { class: "dim more" }));
-    if (more) more.textContent = told.more;
+    draw(box, [...told.panels.map(treeOf), ...(told.more ? [["p", { class: "dim more" }, told.more]] : [])]);
+    told.panels.forEach(({ key, words }, place) => {
+      const element = box.children[place];
+      if (!cards.has(key)) cards.set(key, { element, sought: "" });
+      cards.get(key).words = words;
+      watch.observe(element);
+      writeNote(cards.get(key));
+    });
+  }
+
+  function writeNote(card) {
+    const { scale, last } = card.found || {};
+    part(card, ".aside").textContent = [card.words, scale, last].filter(Boolean).join(" · ");
   }
 
   // ---- figures
@@ -94,10 +94,10 @@
     ask(Array.from(inSight).filter((key) => cards.has(key) && cards.get(key).of !== now && cards.get(key).asked !== now));
   }
 
-  // Once a page is at rest it is completed, a few figures at a time: to be printed, and for a fast wheel.
+  // Once a page is at rest it is completed, a few figures at a time, for a fast wheel.
   function complete() {
-    const asked = Array.from(cards.values()).some((card) => card.asked && card.asked !== card.of);
-    if (!asked && !document.hidden) ask(Array.from(cards.keys()).filter((key) => !cards.get(key).asked).slice(0, 4));
+    const isAsked = Array.from(cards.values()).some((card) => card.asked && card.asked !== card.of);
+    if (!isAsked && !document.hidden) ask(Array.from(cards.keys()).filter((key) => !cards.get(key).asked).slice(0, AT_ONCE));
   }
 
   function ask(missing) {
@@ -107,134 +107,104 @@
       return;
     }
     const now = wanted();
-    const of = { run: told.run, search: window.location.search };
-    const query = new URLSearchParams(of);
+    const question = { run: told.run, search: window.location.search };
+    const query = new URLSearchParams(question);
     for (const key of missing) {
       query.append("key", key);
       cards.get(key).asked = now;
     }
     const number = ++sent;
     fetch("/_panels?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
-      for (const panel of panels) draw(panel, now, number, of);
+      for (const panel of panels) show(panel, now, number, question);
     }).catch(() => {
-      for (const key of missing) if (cards.has(key)) cards.get(key).plot.dataset.says = "The collector does not answer; asked again soon.";
-      setTimeout(() => {
-        for (const key of missing) if (cards.has(key)) cards.get(key).asked = null;
-      }, AGAIN_MS);
+      const left = missing.filter((key) => cards.has(key)).map((key) => cards.get(key));
+      for (const card of left) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
+      setTimeout(() => { for (const card of left) card.asked = null; }, AGAIN_MS);
     });
-  }
-
-  function draw(panel, of, number, question) {
-    if (question.run !== told.run) return; // the reader has gone on to another one
-    try {
-      show(panel, of, number, question);
-    } catch (error) {
-      console.error(error); // one that cannot be drawn keeps no other waiting
-    }
   }
 
   function show(panel, of, number, question) {
     const card = cards.get(panel.key);
-    if (!card || (card.number || 0) > number) return; // a later question was answered sooner
+    // The reader has gone on to another run, or a later question was answered sooner.
+    if (question.run !== told.run || !card || (card.number || 0) > number) return;
     Object.assign(card, { of, number, found: panel });
-    card.table.href = "/_csv/metrics?" + new URLSearchParams({ ...question, key: panel.key });
-    delete card.plot.dataset.says;
-    window.gradcanary.react(card.plot, panel.figure);
-    card.note.dataset.last = "1";
-    card.note.textContent = [card.words, panel.scale, panel.last].filter(Boolean).join(" · ");
+    part(card, "a.save").href = "/_csv/metrics?" + new URLSearchParams({ ...question, key: panel.key });
+    delete part(card, ".plot").dataset.says;
+    try {
+      window.gradcanary.react(part(card, ".plot"), panel.figure);
+    } catch (error) {
+      console.error(error); // one that cannot be drawn keeps no other waiting
+    }
+    writeNote(card);
     drawLegend(card);
   }
 
   // ---- legends
 
   function drawLegend(card) {
-    const { legend, found } = card;
+    const { found, sought } = card;
     const isLong = found.legend.length > FEW;
-    if (isLong && !legend.querySelector("input")) legend.append(field(card));
-    const sought = card.sought.toLowerCase();
-    const matching = found.legend.filter((line) => line.text.toLowerCase().includes(sought));
-    const ranked = [...matching.filter((line) => line.drawn), ...matching.filter((line) => !line.drawn)];
-    const list = element("div", { class: "list", role: "group", "aria-label": "Lines" }, ...ranked.slice(0, SHOWN).map(entry));
-    const left = found.of - Math.min(ranked.length, SHOWN);
-    if (isLong) list.append(element("span", { class: "dim" }, tally(found, ranked.length, left)));
-    replace(legend, list);
-  }
-
-  function tally(found, matching, left) {
+    const matching = found.legend.filter((line) => line.text.toLowerCase().includes(sought.toLowerCase()));
+    const ranked = [...matching.filter((line) => line.drawn), ...matching.filter((line) => !line.drawn)].slice(0, SHOWN);
+    const label = "Find lines of " + part(card, "h2").textContent;
+    const field = ["input", { type: "search", placeholder: "find lines: host=node-01", autocomplete: "off", spellcheck: "false", "aria-label": label }];
+    const left = found.of - ranked.length;
     const drawn = found.legend.filter((line) => line.drawn).length;
-    return `${drawn} of ${found.of} lines drawn` + (left > 0 ? `, ${left} not listed` : "");
+    const tally = `${drawn} of ${found.of} lines drawn` + (left > 0 ? `, ${left} not listed` : "");
+    const list = ["div", { class: "list", role: "group", "aria-label": "Lines" }, ...ranked.map(entry), ...(isLong ? [["span", { class: "dim" }, tally]] : [])];
+    draw(part(card, ".whose"), [...(isLong ? [field] : []), list]);
+    // What a line holds is no part of the tree: crosshair.js writes there, too.
+    for (const value of card.element.querySelectorAll(".value")) value.textContent = value.dataset.last;
   }
 
-  // The one that has the focus keeps it.
-  function replace(legend, list) {
-    const before = legend.querySelector(".list");
-    const focused = before && before.contains(document.activeElement) ? document.activeElement.dataset.line : null;
-    const scrolled = before ? before.scrollTop : 0;
-    if (before) before.replaceWith(list);
-    else legend.append(list);
-    list.scrollTop = scrolled;
-    const again = focused && list.querySelector(`[data-line="${CSS.escape(focused)}"]`);
-    if (again) again.focus({ preventScroll: true });
-  }
-
-  function field(card) {
-    const input = element("input", { type: "search", placeholder: "find lines: host=node-01", autocomplete: "off", spellcheck: "false", "aria-label": "Find lines of " + card.element.querySelector("h2").textContent });
-    input.addEventListener("input", () => {
-      card.sought = input.value;
-      drawLegend(card);
-    });
-    return input;
-  }
-
-  function entry(line) {
-    const swatch = element("span", { class: "stroke " + (line.dash || "none"), "aria-hidden": "true" });
-    if (line.colour) swatch.style.borderColor = line.colour;
-    const name = element("span", { class: "name" }, line.text);
-    const last = element("span", { class: "value" }, line.last || "");
-    last.dataset.last = line.last || "";
-    if (line.drawn === undefined) return element("span", { class: "line", ...(line.id ? { "data-line": line.id } : {}) }, ...(line.colour ? [swatch] : []), name, last);
+  function entry({ id, text, dash, colour, drawn, last }) {
+    const style = colour ? { style: "border-color: " + colour } : {};
+    const swatch = ["span", { class: "stroke " + (dash || "none"), "aria-hidden": "true", ...style }];
+    const words = [["span", { class: "name" }, text], ["span", { class: "value", "data-last": last || "" }]];
+    const of = id ? { "data-line": id } : {};
+    if (drawn === undefined) return ["span", { class: "line", ...of }, ...(colour ? [swatch] : []), ...words];
     const title = "Shift and click: only this line";
-    return element("button", { type: "button", class: "line", "data-line": line.id, "aria-pressed": String(line.drawn), title }, swatch, name, last);
+    return ["button", { type: "button", class: "line", ...of, "aria-pressed": String(drawn), title }, swatch, ...words];
   }
 
   // What is drawn is in the address: an id of ten digits each, of all panels. Of one whose last line is switched off it
   // says so: an address that is silent of a panel means its first lines.
-  function choose(card, id, isOnly) {
-    const mine = card.found.legend;
-    const drawn = mine.filter((line) => line.drawn).map((line) => line.id);
+  function choose({ found }, id, isOnly) {
+    const drawn = found.legend.filter((line) => line.drawn).map((line) => line.id);
     const now = isOnly ? [id] : drawn.includes(id) ? drawn.filter((each) => each !== id) : [...drawn, id];
-    if (!now.length) now.push(card.found.none);
-    const all = new Set([card.found.none, ...mine.map((line) => line.id)]);
+    if (!now.length) now.push(found.none);
+    const all = new Set([found.none, ...found.legend.map((line) => line.id)]);
     const query = new URLSearchParams(window.location.search);
     const others = (query.get("lines") || "").split(",").filter((each) => each && !all.has(each));
-    window.gradcanary.go({ lines: [...others, ...now].join(",") });
+    go({ lines: [...others, ...now].join(",") });
+  }
+
+  function cardAt(element) {
+    return cards.get(element.closest(".panel")?.dataset.key);
   }
 
   document.addEventListener("click", (event) => {
     const button = event.target.closest(".panel button.line");
-    const card = button && cards.get(button.closest(".panel").dataset.key);
-    if (card) choose(card, button.dataset.line, event.shiftKey);
+    if (button) choose(cardAt(button), button.dataset.line, event.shiftKey);
+  });
+
+  document.addEventListener("input", ({ target: field }) => {
+    const card = cardAt(field);
+    if (!card) return;
+    card.sought = field.value;
+    drawLegend(card);
   });
 
   // ---- news: the list of metrics, the revision, the address
 
-  function look() {
-    const found = document.getElementById("panels");
-    if (found !== box) {
-      for (const key of Array.from(cards.keys())) remove(key);
-      box = found;
-      text = null;
-    }
-    const now = box && box.dataset.panels;
-    if (now && now !== text) {
-      text = now;
-      told = JSON.parse(now);
-      arrange();
-    }
-    load();
-  }
+  onAttribute("data-panels", (element, text) => {
+    if (element !== box) Array.from(cards.keys()).forEach(remove);
+    box = element;
+    told = JSON.parse(text);
+    arrange();
+  });
 
-  window.gradcanary.onChange(look);
-  window.gradcanary.every(1500, complete);
-  window.gradcanary.every(500, load); // the address changes without an event, and Plotly comes when it comes
+  onChange(load);
+  every(1500, complete);
+  every(500, load); // the address changes without an event, and Plotly comes when it comes
 })();
