@@ -34,6 +34,9 @@ from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
 
+IDLE = "Point at a cell for its value, click it for the layer's curve, twice for its page."
+"""What stands below the heatmap while no pointer is on it."""
+
 SLOTS = {
     "verdict": "children",
     "tiles": "children",
@@ -206,7 +209,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 html.Div(contents.get("legend"), id="legend", className="legend"),
                 # A double click leads to the layer.
                 elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
-                html.P(id="readout", className="readout", **elements.attributes(aria_live="off")),
+                html.P(IDLE, id="readout", className="readout", **elements.attributes(aria_live="off", data_idle=IDLE)),
                 html.P(contents.get("chosen"), id="chosen", className="chosen-layer"),
                 title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
                 aside=figure_controls.zoom_bar("run", contents),
