@@ -55,7 +55,7 @@ def _register_refresh(app: Dash, page: Page) -> None:
     heart = f"{page.name}-heart"
     register_callback: Callable[..., None] = app.clientside_callback
     register_callback(
-        ClientsideFunction("gradcanary", "refresh"),
+        ClientsideFunction("refresh", "refresh"),
         *(Output(slot, prop) for slot, prop in page.slots.items()),
         Output(heart, "data-shown"),
         Output("outage", "children", allow_duplicate=True),

@@ -25,6 +25,8 @@ SCRIPTS_IN_ORDER = (
     "observer",
     "address",
     "axis",
+    "zoom",
+    "refresh",
     "static",
     "table",
     "figures",

@@ -1,9 +1,8 @@
-/* What the browser does by itself: the question of each second, the theme, the URL.
-   Names come from trainings: they are only ever written with textContent. */
+/* What every page does by itself: times in words, its title, the clipboard, the theme, the focus behind a refresh. */
 (function () {
   "use strict";
 
-  const { go, page, isOpening } = window.gradcanary;
+  const { go, onChange, every } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -28,69 +27,6 @@
       const text = ago(then);
       if (!Number.isNaN(then) && element.textContent !== text) element.textContent = text;
     }
-  }
-
-  // ---- steps in sight: by dragging, and for fingers and keys by buttons
-
-  const WHOLE = { from: null, to: null };
-
-  function within(first, last) {
-    const from = Math.max(0, Math.round(first));
-    return { from: from, to: Math.max(from, Math.round(last)) };
-  }
-
-  // The first and the last step there are; nothing before there is one.
-  function reached() {
-    const steps = document.getElementById(page() + "-moves")?.dataset.steps;
-    return steps ? steps.split(" ").map(Number) : null;
-  }
-
-  // The first and the last step in sight, as the address has them; a link may lead to steps that nobody has yet.
-  function inSight([begin, end]) {
-    const query = new URLSearchParams(window.location.search);
-    const [first, last] = [["from", begin], ["to", end]].map(([key, all]) => (/^\d+$/.test(query.get(key) || "") ? Number(query.get(key)) : all));
-    return first <= last ? [first, last] : [begin, end];
-  }
-
-  // No step beyond those there are, but for those in sight. All of them is what an address means that is silent.
-  function bounded({ from, to }) {
-    const there = reached();
-    if (!there) return { from, to };
-    const [begin, end] = there;
-    const [first, last] = inSight(there);
-    if (from <= begin && to >= end) return WHOLE;
-    return within(Math.max(from, Math.min(begin, first)), Math.min(to, Math.max(end, last)));
-  }
-
-  function moved(move) {
-    const there = reached();
-    if (move === "reset" || !there) return WHOLE;
-    const [begin, end] = there;
-    const [first, last] = inSight(there);
-    const width = last - first + 1;
-    if (move === "in") return within(first + width / 4, first + width / 4 + Math.max(1, Math.floor(width / 2)) - 1);
-    if (move === "out") return bounded(within(first - width / 2, first + width * 1.5 - 1));
-    if (first <= begin && last >= end) return {};
-    const by = Math.max(1, Math.round(width / 2));
-    const later = Math.max(first, Math.min(first + by, end - width + 1));
-    const from = move === "later" ? later : Math.min(first, Math.max(first - by, begin));
-    return within(from, from + width - 1);
-  }
-
-  // An end of the axis lies between two steps; read back from a time it is a little beside.
-  const SLIVER = 0.05;
-
-  // The steps of which more than a sliver lies in a stretch of the axis; each has half a step on either side.
-  function touched(left, right) {
-    return within(left + SLIVER, Math.ceil(right - 0.5 - SLIVER));
-  }
-
-  // What a drag or a double click on a figure means for the address; null: nothing.
-  function zoomed(change) {
-    const first = change["xaxis.range[0]"];
-    const last = change["xaxis.range[1]"];
-    if (first !== undefined && last !== undefined) return bounded(touched(window.gradcanary.step(first), window.gradcanary.step(last)));
-    return change["xaxis.autorange"] ? WHOLE : null;
   }
 
   // ---- a page that opens
@@ -121,210 +57,6 @@
     window.scrollTo(0, 0);
     isFirst = false;
   }
-
-  // ---- the dashboard's own server: asked each second; when it is gone, nobody but the browser can say so
-
-  const PATIENCE_MS = 20000; // who does not answer in that time is not there: a machine that hangs, a tunnel that is cut
-  const AGAIN_MS = 1000; // a page that did not open is asked for again
-
-  let awaited = 0;
-
-  function showLink(connected) {
-    const banner = document.getElementById("offline");
-    if (!banner || banner.hidden === connected) return;
-    banner.hidden = connected;
-    document.querySelector("#link .word").textContent = connected ? "connected" : "not connected";
-    root.dataset.link = connected ? "up" : "down";
-  }
-
-  function answered() {
-    awaited -= 1;
-  }
-
-  // A change may take its time, a test message ten seconds.
-  function isQuestion({ method = "GET" }) {
-    return method === "GET";
-  }
-
-  const plainFetch = window.fetch;
-
-  function ask(resource, options) {
-    const limit = isQuestion(options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
-    return plainFetch(resource, { ...limit, ...options }).then(
-      (response) => {
-        // The visit has ended, here or elsewhere.
-        if (response.status === 401) {
-          const here = window.location.pathname + window.location.search;
-          window.location.assign("/sign-in?next=" + encodeURIComponent(here));
-        }
-        showLink(response.status < 500);
-        return response;
-      },
-      (error) => { showLink(false); throw error; },
-    );
-  }
-
-  // Dash asks for a page once, and nobody else would. Until the reader goes elsewhere.
-  async function open(resource, options) {
-    const { href } = window.location;
-    for (;;) {
-      const response = await ask(resource, options).catch((error) => error);
-      const isThere = response instanceof Response && ![502, 503, 504].includes(response.status);
-      if (isThere) return response;
-      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
-      if (window.location.href !== href) throw response;
-    }
-  }
-
-  window.fetch = function (resource, options = {}) {
-    if (!isQuestion(options) && !isOpening(options)) return ask(resource, options);
-    awaited += 1;
-    const asked = isOpening(options) ? open(resource, options) : ask(resource, options);
-    asked.then((response) => response.clone().arrayBuffer()).then(answered, answered);
-    return asked;
-  };
-
-  function askNews(path, search, shown) {
-    const question = new URLSearchParams({ path: path, search: search, shown: shown });
-    return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
-  }
-
-  // ---- cells of heatmaps: an answer holds the columns that are new
-
-  const PICTURES = 4;
-  const pictures = new Map(); // the digest of a figure -> its cells
-
-  function cellsOf(data) {
-    return new Int16Array(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)).buffer);
-  }
-
-  function written(cells) {
-    const bytes = new Uint8Array(cells.buffer);
-    let text = "";
-    for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode.apply(null, bytes.subarray(at, at + 32768));
-    return btoa(text);
-  }
-
-  function joined(known, rows, columns, kept, added) {
-    const width = known.length / rows;
-    const cells = new Int16Array(rows * columns);
-    for (let row = 0; row < rows; row += 1) {
-      cells.set(known.subarray(row * width, row * width + kept), row * columns);
-      cells.set(added.subarray(row * (columns - kept), (row + 1) * (columns - kept)), row * columns + kept);
-    }
-    return cells;
-  }
-
-  // Makes the heatmaps of an answer whole; false where what they go on from is not known here.
-  function complete(slots, before, now) {
-    for (const [id, figure] of Object.entries(slots)) {
-      const trace = figure && figure.data && figure.data[0];
-      const z = trace && trace.type === "heatmap" && trace.z;
-      if (!z || !z.bdata && z.kept === undefined) continue;
-      let cells = cellsOf(z.bdata);
-      if (z.kept !== undefined) {
-        const known = pictures.get(before[id]);
-        if (!known) return false;
-        const [rows, columns] = z.shape.split(",").map(Number);
-        cells = joined(known, rows, columns, z.kept, cells);
-        trace.z = { dtype: z.dtype, bdata: written(cells), shape: z.shape };
-      }
-      pictures.delete(now[id]);
-      pictures.set(now[id], cells);
-      if (pictures.size > PICTURES) pictures.delete(pictures.keys().next().value);
-    }
-    return true;
-  }
-
-  function slotsOf(shown) {
-    return (shown && JSON.parse(shown).slots) || {};
-  }
-
-  // What a page lacks, whole: who has the beginning of a picture no more asks as if it had nothing.
-  function askWhole(path, search, shown) {
-    return askNews(path, search, shown).then((answer) => {
-      if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
-      return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
-    });
-  }
-
-  let latest = null; // the question that was asked last, in its words, and the answer to come
-
-  // Who chooses something asks at once; Dash, which takes a while to hear of it, and the next beat get that answer.
-  function askOnce(path, search, shown) {
-    const words = [path, search, shown].join("\n");
-    if (!latest || latest.words !== words || (latest.taken && !isBeingFilled(latest))) {
-      const asked = { words, answer: askWhole(path, search, shown) };
-      asked.answer.catch(() => forget(asked));
-      latest = asked;
-    }
-    return latest;
-  }
-
-  // Until Dash has put an answer into the page, that page still says what it had.
-  function isBeingFilled(asked) {
-    return Boolean(asked.taken) && performance.now() - asked.taken < LONGEST_MS;
-  }
-
-  function forget(asked) {
-    if (latest === asked) latest = null;
-  }
-
-  function askAhead(search) {
-    const heart = document.querySelector(".heart");
-    if (heart) askOnce(window.location.pathname, search, heart.dataset.shown || "");
-  }
-
-  const BEAT_MS = 1000;
-  const LONGEST_MS = 5000;
-
-  let due = 0; // when this page asks next
-
-  // While an answer is awaited nobody asks again, and then not for half as long as it took: a slow collector gets fewer
-  // questions, not a queue of them.
-  function beat() {
-    const heart = document.querySelector(".heart");
-    const began = performance.now();
-    if (!heart || awaited || document.hidden || began < due) return;
-    const { pathname, search } = window.location;
-    const shown = heart.dataset.shown || "";
-    due = began + BEAT_MS;
-    const asked = askOnce(pathname, search, shown);
-    if (isBeingFilled(asked)) return;
-    asked.answer.then((answer) => {
-      due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
-      // The reader may be on another page by now, that of another run, too.
-      const isWanted = answer && heart.isConnected && window.location.pathname === pathname;
-      if (!isWanted) forget(asked);
-      else if (latest === asked) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
-    }, () => { /* the banner says so */ });
-  }
-
-  // Fills a page, by one answer: what it leaves out is what the page has, as its question said.
-  async function refresh(news, chosen, held, path) {
-    const outputs = window.dash_clientside.callback_context.outputs_list;
-    const [search, shown] = [chosen || "", held || ""];
-    const asked = askOnce(path, search, shown);
-    const answer = await asked.answer.catch(() => null);
-    if (answer) asked.taken = performance.now();
-    else forget(asked);
-    // Nothing is new, or the reader has left meanwhile, for another run of the same kind of page, too.
-    const isHere = () => window.location.pathname === path && document.getElementById(answer.page + "-heart");
-    if (!answer) await window.gradcanary.drawFirst({}, false);
-    if (!answer || !isHere() || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
-    const figures = outputs.filter(({ id, property }) => property === "data-figure" && id in answer.slots);
-    const drawn = Object.fromEntries(figures.map(({ id }) => [id, answer.slots[id]]));
-    const texts = await window.gradcanary.drawFirst(drawn, latest === asked);
-    if (!isHere()) throw window.dash_clientside.PreventUpdate;
-    const filled = { ...answer.slots, ...texts };
-    return outputs.map(({ id }) => (id in filled ? filled[id] : window.dash_clientside.no_update));
-  }
-
-  // Whoever comes back to a tab sees what is now, and not what was until the next second.
-  document.addEventListener("visibilitychange", () => {
-    due = 0;
-    beat();
-  });
 
   // ---- clicks
 
@@ -359,7 +91,6 @@
     if (!button) return;
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
-    else if (button.dataset.zoom) go(moved(button.dataset.zoom));
     else if (button.dataset.copy) copy(button);
   });
 
@@ -385,7 +116,7 @@
     });
   });
 
-  window.gradcanary.onChange(() => {
+  onChange(() => {
     if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
     const slot = document.getElementById(focused.slot);
     if (!slot) return;
@@ -395,23 +126,15 @@
     if (again) again.focus({ preventScroll: true });
   });
 
-  // Plotly takes every touch for a zoom; a finger on a plot must still scroll the page, and a tap still clicks.
-  document.addEventListener("touchstart", (event) => {
-    if (event.target.closest && event.target.closest(".js-plotly-plot")) event.stopPropagation();
-  }, { capture: true, passive: true });
-
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (system) => {
     let kept = null;
     try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* follow the system */ }
     if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed, copied, askAhead });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { copied });
 
-  window.gradcanary.every(500, wordTimes);
-  window.gradcanary.every(0, beat);
+  every(500, wordTimes);
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { refresh, title: setTitle },
-  });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { gradcanary: { title: setTitle } });
 })();
