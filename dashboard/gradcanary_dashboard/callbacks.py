@@ -11,15 +11,12 @@ from gradcanary_dashboard.collector.client import Collector, asking_once
 from gradcanary_dashboard.collector.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.components import banners
 from gradcanary_dashboard.pages import registry
-from gradcanary_dashboard.pages.registry import PAGES, Page
 from gradcanary_dashboard.web.threads import Contents, threaded
 
 
 def register(app: Dash, collector: Collector) -> None:
     """Register every callback of the dashboard on the app."""
     _register_opening(app, collector)
-    for page in PAGES:
-        _register_refresh(app, page)
     incidents.register(app, collector)
     endpoints.register(app, collector)
     run.register(app, collector)
@@ -47,24 +44,6 @@ def _register_opening(app: Dash, collector: Collector) -> None:
             return {"main": page.unknown(collector, arguments), "title": "Not found", "outage": None}
         except DashboardError as error:
             return {"main": page.frame(arguments, {}), "title": title, "outage": banners.trouble(error)}
-
-
-def _register_refresh(app: Dash, page: Page) -> None:
-    """Let the browser fill the page's slots when there is news or the reader chooses something else
-    (``routes.refresh``)."""
-    heart = f"{page.name}-heart"
-    register_callback: Callable[..., None] = app.clientside_callback
-    register_callback(
-        ClientsideFunction("refresh", "refresh"),
-        *(Output(slot, prop) for slot, prop in page.slots.items()),
-        Output(heart, "data-shown"),
-        Output("outage", "children", allow_duplicate=True),
-        Input(heart, "data-news"),
-        Input(f"{page.name}-url", "search"),
-        State(heart, "data-shown"),
-        State("url", "pathname"),
-        prevent_initial_call=True,
-    )
 
 
 def _register_browser(app: Dash) -> None:

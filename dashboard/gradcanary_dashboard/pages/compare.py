@@ -74,7 +74,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             id="compare-body",
             className="columns",
         ),
-        dcc.Location(id="compare-url", refresh=False),
         elements.heart("compare", contents.get("shown")),
     ]
 

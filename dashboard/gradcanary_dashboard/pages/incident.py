@@ -50,7 +50,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         static.slot("incident-state", contents.get("incident-state")),
         html.Div(contents.get("incident-tiles"), id="incident-tiles", className="tiles"),
         html.Div(columns, className="columns"),
-        dcc.Location(id="incident-url", refresh=False),
         elements.heart("incident", contents.get("shown")),
     ]
 

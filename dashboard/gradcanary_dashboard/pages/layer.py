@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis import launches as run_launches
@@ -66,7 +66,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("layer-verdict", html.H1(name)), id="layer-verdict"),
         html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        dcc.Location(id="layer-url", refresh=False),
         elements.heart("layer", contents.get("shown")),
     ]
 

@@ -85,7 +85,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        dcc.Location(id="run-url", refresh=False),
         elements.heart("run", contents.get("shown")),
     ]
 

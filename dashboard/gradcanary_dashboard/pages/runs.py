@@ -36,7 +36,6 @@ HIDDEN, SHOWN = "runs-head hidden", "runs-head"
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: a heading with what chooses the runs, which stays, and the slot that a refresh fills."""
     return [
-        dcc.Location(id="runs-url", refresh=False),
         html.Div(
             [html.H1("Runs"), _choices(contents.get("listing", Listing()), _takeaway(contents))],
             id="runs-head",

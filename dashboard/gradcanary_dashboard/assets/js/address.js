@@ -26,7 +26,6 @@
   function go(changes) {
     const wanted = search(changes);
     if (wanted === window.location.search) return false;
-    window.gradcanary.askAhead(wanted);
     move(window.location.pathname + wanted);
     return true;
   }

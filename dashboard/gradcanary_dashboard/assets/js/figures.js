@@ -145,12 +145,12 @@
 
   // Returns the attributes of figures, by their places' ids, once the one that is looked at shows what they say. What was
   // drawn before Dash had it, and it then left away for another choice, is again as the page says.
-  async function drawFirst(figures, isLatest) {
+  async function drawFirst(figures) {
     for (const place of document.querySelectorAll("[data-figure]")) if (!(place.id in figures)) want(place);
     const texts = Object.fromEntries(Object.entries(figures).map(([id, figure]) => [id, JSON.stringify(figure)]));
     const places = Object.keys(figures).map((id) => document.getElementById(id)).filter((place) => place && isShown(place));
     const first = places.find(isInSight);
-    if (isLatest && first && window.Plotly && told.get(first) !== texts[first.id]) {
+    if (first && window.Plotly && told.get(first) !== texts[first.id]) {
       told.set(first, texts[first.id]);
       waiting.set(first, figures[first.id]);
       draw(first);

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { draw, go, onAttribute, onChange, every, plots } = window.gradcanary;
+  const { draw, go, onAttribute, onChange, onMove, every, plots } = window.gradcanary;
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
   const AT_ONCE = 4; // figures that a page at rest asks for
@@ -119,7 +119,10 @@
     }).catch(() => {
       const left = missing.filter((key) => cards.has(key)).map((key) => cards.get(key));
       for (const card of left) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
-      setTimeout(() => { for (const card of left) card.asked = null; }, AGAIN_MS);
+      setTimeout(() => {
+        for (const card of left) card.asked = null;
+        load();
+      }, AGAIN_MS);
     });
   }
 
@@ -205,6 +208,6 @@
   });
 
   onChange(load);
+  onMove(load);
   every(1500, complete);
-  every(500, load); // the address changes without an event, and Plotly comes when it comes
 })();

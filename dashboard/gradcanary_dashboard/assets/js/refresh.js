@@ -2,7 +2,7 @@
 (function () {
   "use strict";
 
-  const { isOpening, every } = window.gradcanary;
+  const { isOpening, onMove, every } = window.gradcanary;
 
   // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
 
@@ -66,11 +66,6 @@
     return asked;
   };
 
-  function askNews(path, search, shown) {
-    const question = new URLSearchParams({ path: path, search: search, shown: shown });
-    return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
-  }
-
   // ---- cells of heatmaps: an answer holds the columns that are new
 
   const PICTURES = 4;
@@ -123,84 +118,48 @@
   }
 
   // What a page lacks, whole: who has the beginning of a picture no more asks as if it had nothing.
-  function askWhole(path, search, shown) {
-    return askNews(path, search, shown).then((answer) => {
-      if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
-      return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
-    });
+  async function askWhole(path, search, shown) {
+    const response = await window.fetch("/_news?" + new URLSearchParams({ path, search, shown }), { cache: "no-store" });
+    const answer = response.status === 200 ? await response.json() : null;
+    if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
+    return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
   }
 
-  let latest = null; // the question that was asked last, in its words, and the answer to come
-
-  // Who chooses something asks at once; Dash, which takes a while to hear of it, and the next beat get that answer.
-  function askOnce(path, search, shown) {
-    const words = [path, search, shown].join("\n");
-    if (!latest || latest.words !== words || (latest.taken && !isBeingFilled(latest))) {
-      const asked = { words, answer: askWhole(path, search, shown) };
-      asked.answer.catch(() => forget(asked));
-      latest = asked;
-    }
-    return latest;
-  }
-
-  // Until Dash has put an answer into the page, that page still says what it had.
-  function isBeingFilled(asked) {
-    return Boolean(asked.taken) && performance.now() - asked.taken < LONGEST_MS;
-  }
-
-  function forget(asked) {
-    if (latest === asked) latest = null;
-  }
-
-  function askAhead(search) {
-    const heart = document.querySelector(".heart");
-    if (heart) askOnce(window.location.pathname, search, heart.dataset.shown || "");
-  }
+  // ---- the page, filled
 
   const BEAT_MS = 1000;
   const LONGEST_MS = 5000;
 
   let due = 0; // when this page asks next
+  let sent = 0; // questions so far: the answer to the last one counts
 
-  // While an answer is awaited nobody asks again, and then not for half as long as it took: a slow collector gets fewer
-  // questions, not a queue of them.
-  function beat() {
+  // Asks what is new at the address, and fills the page with it; what an answer leaves out is what the page has.
+  async function refresh() {
     const heart = document.querySelector(".heart");
-    const began = performance.now();
-    if (!heart || awaited || document.hidden || began < due) return;
+    if (!heart) return;
     const { pathname, search } = window.location;
-    const shown = heart.dataset.shown || "";
+    const began = performance.now();
+    const number = sent += 1;
+    // The reader may have chosen something else by now, or be on another page, that of another run, too.
+    const isWanted = () => number === sent && heart.isConnected && window.location.pathname === pathname;
     due = began + BEAT_MS;
-    const asked = askOnce(pathname, search, shown);
-    if (isBeingFilled(asked)) return;
-    asked.answer.then((answer) => {
-      due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
-      // The reader may be on another page by now, that of another run, too.
-      const isWanted = answer && heart.isConnected && window.location.pathname === pathname;
-      if (!isWanted) forget(asked);
-      else if (latest === asked) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
-    }, () => { /* the banner says so */ });
+    const answer = await askWhole(pathname, search, heart.dataset.shown || "").catch(() => null); // the banner says so
+    // Not for half as long as it took: a slow collector gets fewer questions, not a queue of them.
+    due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
+    if (!isWanted() || (answer && heart.id !== answer.page + "-heart")) return;
+    const { kinds, slots } = answer || { kinds: {}, slots: {} };
+    const figures = Object.entries(slots).filter(([id]) => kinds[id] === "data-figure");
+    const texts = await window.gradcanary.drawFirst(Object.fromEntries(figures));
+    if (!isWanted()) return;
+    for (const [id, value] of Object.entries({ ...slots, ...texts })) window.dash_clientside.set_props(id, { [kinds[id]]: value });
   }
 
-  // Fills a page, by one answer: what it leaves out is what the page has, as its question said.
-  async function refresh(news, chosen, held, path) {
-    const outputs = window.dash_clientside.callback_context.outputs_list;
-    const [search, shown] = [chosen || "", held || ""];
-    const asked = askOnce(path, search, shown);
-    const answer = await asked.answer.catch(() => null);
-    if (answer) asked.taken = performance.now();
-    else forget(asked);
-    // Nothing is new, or the reader has left meanwhile, for another run of the same kind of page, too.
-    const isHere = () => window.location.pathname === path && document.getElementById(answer.page + "-heart");
-    if (!answer) await window.gradcanary.drawFirst({}, false);
-    if (!answer || !isHere() || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
-    const figures = outputs.filter(({ id, property }) => property === "data-figure" && id in answer.slots);
-    const drawn = Object.fromEntries(figures.map(({ id }) => [id, answer.slots[id]]));
-    const texts = await window.gradcanary.drawFirst(drawn, latest === asked);
-    if (!isHere()) throw window.dash_clientside.PreventUpdate;
-    const filled = { ...answer.slots, ...texts };
-    return outputs.map(({ id }) => (id in filled ? filled[id] : window.dash_clientside.no_update));
+  // While an answer is awaited nobody asks again.
+  function beat() {
+    if (!awaited && !document.hidden && performance.now() >= due) refresh();
   }
+
+  every(0, beat);
 
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
   document.addEventListener("visibilitychange", () => {
@@ -208,8 +167,14 @@
     beat();
   });
 
-  every(0, beat);
+  let path = window.location.pathname;
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { askAhead });
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { refresh: { refresh } });
+  // A choice is another query; another page is opened by Dash.
+  onMove(() => {
+    const isChoice = window.location.pathname === path;
+    path = window.location.pathname;
+    if (isChoice) refresh();
+  });
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { refresh });
 })();
