@@ -73,12 +73,12 @@
     return Promise.resolve(done);
   }
 
-  function copy(button) {
-    copied(button.dataset.copy).then((done) => {
-      const word = button.querySelector(".word");
-      word.textContent = done ? "Copied" : "Select it";
-      setTimeout(() => { word.textContent = "Copy"; }, 1500);
-    });
+  // Says on the button what came of it, for a while.
+  async function copy(button, text, otherwise) {
+    const word = button.querySelector(".word");
+    word.dataset.before = word.dataset.before || word.textContent; // it may say "Copied" still
+    word.textContent = await copied(text) ? "Copied" : otherwise;
+    setTimeout(() => { word.textContent = word.dataset.before; }, 1500);
   }
 
   function switchTheme() {
@@ -91,7 +91,7 @@
     if (!button) return;
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
-    else if (button.dataset.copy) copy(button);
+    else if (button.dataset.copy) copy(button, button.dataset.copy, "Select it");
   });
 
   // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were, also behind a dialog
@@ -132,7 +132,7 @@
     if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { copied });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
 
   every(500, wordTimes);
 
