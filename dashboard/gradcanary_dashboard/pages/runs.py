@@ -83,8 +83,8 @@ def _choices(listing: Listing, takeaway: html.A) -> html.Div:
     states = [("", "any state"), *((state, state) for state in STATES)]
     sorts = [("" if name == "last_seen" else name, words) for name, words in SORTS.items()]
     pressed = elements.attributes(data_choice="1", data_toggles="", aria_pressed=str(listing.is_archived).lower())
-    words = [elements.icon("archive"), "Archive"]
-    archive = html.Button(words, type="button", className="do", **_sets("archived"), **pressed)
+    held = {**_sets("archived"), **pressed}
+    archive = html.Button([elements.icon("archive"), "Archive"], type="button", className="do", **held)
     return html.Div(
         [
             html.Div(
