@@ -1,4 +1,4 @@
-"""What runs when a page opens, when there is news, and at a click: the edge between Dash and the pages."""
+"""What runs when a page opens, and at a click: the edge between Dash and the pages."""
 
 from __future__ import annotations
 
