@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import tomllib
 from packaging.requirements import Requirement
-from plotly.offline import get_plotlyjs_version
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from gradcanary_dashboard.web.assets import PLOTLY
+from gradcanary_dashboard.web.assets import ASSETS, PLOTLY
 
 INSIDES_USED = ("dash", "plotly", "psycopg", "pydantic", "uvicorn")
 """Packages of which we use more than they promise to keep: a version that no test has seen may break us."""
@@ -79,6 +79,9 @@ def test_an_old_python_gets_no_half_of_the_collector() -> None:
 
 def test_the_plotly_of_the_pages_is_that_of_the_figures() -> None:
     assert get_plotlyjs_version() in PLOTLY.removesuffix(".min.js").split("-")
+    bundled = (ASSETS / PLOTLY).read_text("utf-8").splitlines()[1]
+    installed = get_plotlyjs().splitlines()[1]
+    assert bundled == installed.replace("plotly.js", "plotly.js (cartesian - minified)")
 
 
 def test_importing_loads_nothing_from_site_packages(empty_python: Path) -> None:

@@ -1,9 +1,8 @@
-"""What runs when a page opens, when there is news, and at a click: the edge between Dash and the pages."""
+"""What runs when a page opens, and at a click: the edge between Dash and the pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 
@@ -12,15 +11,12 @@ from gradcanary_dashboard.collector.client import Collector, asking_once
 from gradcanary_dashboard.collector.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.components import banners
 from gradcanary_dashboard.pages import registry
-from gradcanary_dashboard.pages.registry import PAGES, Page
 from gradcanary_dashboard.web.threads import Contents, threaded
 
 
 def register(app: Dash, collector: Collector) -> None:
     """Register every callback of the dashboard on the app."""
     _register_opening(app, collector)
-    for page in PAGES:
-        _register_refresh(app, page)
     incidents.register(app, collector)
     endpoints.register(app, collector)
     run.register(app, collector)
@@ -50,36 +46,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
             return {"main": page.frame(arguments, {}), "title": title, "outage": banners.trouble(error)}
 
 
-def _register_refresh(app: Dash, page: Page) -> None:
-    """Let the browser fill the page's slots when there is news or the reader chooses something else
-    (``routes.refresh``)."""
-    heart = f"{page.name}-heart"
-    register_callback: Callable[..., None] = app.clientside_callback
-    register_callback(
-        ClientsideFunction("gradcanary", "refresh"),
-        *(Output(slot, prop) for slot, prop in page.slots.items()),
-        Output(heart, "data-shown"),
-        Output("outage", "children", allow_duplicate=True),
-        Input(heart, "data-news"),
-        Input(f"{page.name}-url", "search"),
-        State(heart, "data-shown"),
-        State("url", "pathname"),
-        prevent_initial_call=True,
-    )
-
-
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone; the functions are in ``assets/gradcanary.js``."""
-
-    def browser(
-        function: str, *arguments: Output | Input | State, at_click: bool | Literal["initial_duplicate"] = False
-    ) -> None:
-        register_callback: Callable[..., None] = app.clientside_callback
-        register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
-
-    browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
-    browser("show_sought", Output("metrics", "value"), Input("run-url", "search"))
-    browser("show_axis", Input("layer-url", "search"))
-    again = Output("rows", "value", allow_duplicate=True)
-    browser("show_choices", again, Input("compare-url", "search"), at_click="initial_duplicate")
-    browser("title", Input("title", "data"))
+    """Register what the browser does alone, once a page is there; the function is in ``assets/js/gradcanary.js``."""
+    register_callback: Callable[..., None] = app.clientside_callback
+    register_callback(ClientsideFunction("gradcanary", "title"), Input("title", "data"))

@@ -21,7 +21,7 @@ _THEME = """<script>
 })();
 </script>"""
 
-# Pages with figures do not wait until there is one (``assets/figures.js``).
+# Pages with figures do not wait until there is one (``assets/js/figures.js``).
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>

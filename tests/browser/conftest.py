@@ -204,7 +204,7 @@ def open_page(browser: Browser, desk: Page, heard: Heard) -> Iterator[Callable[.
             page = desk
         page.set_default_timeout(20_000)
         page.set_viewport_size({"width": 1440, "height": 900})
-        # All of it: a test that failed may have left the tab as paper.
+        # All of it: a test that failed may have left the tab with some of it changed.
         page.emulate_media(media="screen", color_scheme=theme, reduced_motion="null", forced_colors="null")
         heard.listen(page).goto(url)
         return page

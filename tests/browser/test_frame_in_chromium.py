@@ -1,4 +1,4 @@
-"""What surrounds the pages: the first start, the list of runs, keys, paper, a tab in the background."""
+"""What surrounds the pages: the first start, the list of runs, keys, a tab in the background."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import scenes
 from looks import faults
 from playwright.sync_api import Page, Request, Response, Route, expect
-from plots import IMAGE, await_figures, until
+from plots import IMAGE, until
 from streams import Session
 
 RUN = "lora-fell"
@@ -146,7 +146,7 @@ def test_what_is_typed_does_not_follow_to_the_next_page(path: str, shared: Any, 
         expect(page.get_by_label("Pages").locator("[aria-current]")).to_have_text(words)
 
 
-def test_a_new_page_has_the_focus_and_back_leads_to_where_one_was(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_a_new_page_has_the_focus_and_begins_at_its_top(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
     expect(names(page).nth(2)).to_be_visible()
     assert page.evaluate("document.activeElement === document.body")
@@ -162,30 +162,24 @@ def test_a_new_page_has_the_focus_and_back_leads_to_where_one_was(shared: Any, o
     page.wait_for_selector("#stat-absmax .main-svg")
     expect(page.locator("main")).to_be_focused()
     assert page.evaluate("scrollY") == 0
-    page.go_back()
-    page.wait_for_selector(IMAGE)
-    until(page, "Math.abs(scrollY - 500) < 2")
     page.get_by_label("Pages").get_by_role("link", name="Incidents").click()
     page.wait_for_selector("#incidents-run")
     expect(page.locator("main")).to_be_focused()
     assert page.evaluate("scrollY") == 0
 
 
-def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_filter_list_and_figures_are_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
     expect(names(page).nth(2)).to_be_visible()
     page.keyboard.press("Tab")
     assert focused(page) == "Skip to the content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    listed = names(page).all_inner_texts()
-    for key, place in (("j", 0), ("j", 1), ("ArrowDown", 2), ("k", 1), ("ArrowUp", 0), ("k", 0)):
-        page.keyboard.press(key)
-        assert focused(page) == listed[place]
+    names(page).first.focus()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard")).to_contain_text("To the filter")
     assert faults(page) == []
-    page.keyboard.press("j")
+    page.keyboard.press("/")
     httpx.patch(f"{shared.url}/api/v1/runs/lora-quiet", json={"tags": ["seen-behind"]}).raise_for_status()
     expect(page.locator(".run .tag")).to_have_text("seen-behind")  # the list is another one now
     page.keyboard.press("Escape")
@@ -193,14 +187,18 @@ def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Pag
     expect(names(page).first).to_be_focused()  # nothing moved, and one is where one was
 
     page.keyboard.press("/")
-    page.keyboard.type("fell j?/g")
-    expect(page.locator("#runs-filter")).to_have_value("fell j?/g")
+    page.keyboard.type("fell ?/")
+    expect(page.locator("#runs-filter")).to_have_value("fell ?/")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(page.locator("#runs-filter")).to_have_value("")
+    expect(page.locator("#runs-filter")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#runs-filter")).not_to_be_focused()
+    page.keyboard.press("/")
     page.keyboard.type("fell")
     expect(names(page)).to_have_text([RUN])
-    page.keyboard.press("ArrowDown")
+    names(page).first.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector(IMAGE)
 
@@ -209,9 +207,6 @@ def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Pag
     expect(page.locator("#readout")).to_contain_text("blocks.")
     page.keyboard.press("Enter")
     expect(page.locator(".crumbs .here")).to_contain_text("blocks.")
-    page.keyboard.press("g")
-    page.keyboard.press("r")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
 @pytest.mark.parametrize("behind", ["nothing", "a dialog", "another window"])
@@ -237,51 +232,6 @@ def test_a_redrawn_list_gives_the_focus_back_to_the_same_link(
         if behind == "a dialog":
             page.keyboard.press("Escape")
         expect(link).to_be_focused()
-
-
-def test_on_paper_there_is_nothing_to_press_and_nothing_dark(shared: Any, open_page: Callable[..., Page]) -> None:
-    page = open_page(f"{shared.url}/runs/{RUN}", theme="dark")
-    page.wait_for_selector(IMAGE)
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    for control in ("#ways", ".controls", "#theme", ".zoom", ".copy"):
-        expect(page.locator(control).first).to_be_hidden()
-    for content in ("h1", "#heatmap", "#trend", "#layer-rows tr >> nth=0"):
-        expect(page.locator(content)).to_be_visible()
-    rows = page.locator(".scroll").evaluate("(table) => table.scrollHeight - table.clientHeight")
-    assert rows <= 1, "a table is on paper as long as it is"
-    page.emulate_media(media="screen", color_scheme="light")
-
-
-BEYOND = """() => {
-    const page = document.documentElement.getBoundingClientRect();
-    return Array.from(document.querySelectorAll("main *, .main-svg text, .heatmaplayer image"))
-        .filter((one) => one.getClientRects().length && one.getBoundingClientRect().right > page.right + 1)
-        .map((one) => one.tagName + "." + one.getAttribute("class") + " " + one.textContent.slice(0, 30));
-}"""
-
-
-PRINT = f"""() => {{
-    document.documentElement.style.width = "700px"; // a sheet's; no window is resized for it
-    dispatchEvent(new Event("beforeprint")); // and the figures have no time to be drawn again, as when it prints
-    return [({BEYOND})(), document.querySelector("#trend .main-svg").getBoundingClientRect().width];
-}}"""
-
-
-def test_on_a_sheet_of_paper_figures_are_whole(shared: Any, open_page: Callable[..., Page]) -> None:
-    page = open_page(f"{shared.url}/runs/{RUN}")
-    page.wait_for_selector(IMAGE)
-    await_figures(page)
-    drawn = "document.querySelector('#trend .main-svg').getBoundingClientRect().width"
-    on_screen = page.evaluate(drawn)
-    page.emulate_media(media="print")
-    beyond, on_paper = page.evaluate(PRINT)
-    assert beyond == []
-    assert 300 < on_paper < 700 < on_screen
-    page.evaluate("document.documentElement.style.width = ''")
-    page.pdf(format="A4")
-    assert page.locator("[data-printed]").count() == 0, "the browser told of the print, and the page is as it was"
 
 
 def test_who_asks_for_calm_or_colours_of_his_own_gets_them(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -12,6 +13,12 @@ from starlette.testclient import TestClient
 from gradcanary_dashboard.web import assets
 
 PACKS = {"accept-encoding": "gzip"}
+
+PRIVATE = {
+    "plotly_private": r"_fullLayout|_fullData|calcdata|\b_size\b|\b[lcrd]2p\b|\bp2[lcrd]\b",
+    "dash_private": r"_dashprivate|main\.children",
+}
+"""Names that Plotly and Dash do not document, and the one script that may use them."""
 
 
 def test_a_file_that_browsers_keep_is_made_once() -> None:
@@ -38,7 +45,18 @@ def test_a_file_that_browsers_keep_is_made_once() -> None:
 
 
 def test_all_scripts_and_sheets_are_two_files() -> None:
-    for bundle, last in ((assets.SCRIPTS, "sharing.js"), (assets.SHEETS, "touch.css")):
+    for bundle, last in ((assets.SCRIPTS, "js/sharing.js"), (assets.SHEETS, "css/touch.css")):
         written = (assets.ASSETS / last).read_bytes()
         assert bundle.body.endswith(written)
         assert len(gzip.compress(bundle.body)) < 40_000
+
+
+def test_the_written_order_names_every_script_and_sheet_once() -> None:
+    for names, ending in ((assets.SCRIPTS_IN_ORDER, "js"), (assets.SHEETS_IN_ORDER, "css")):
+        assert sorted(names) == sorted(path.stem for path in (assets.ASSETS / ending).iterdir())
+
+
+def test_what_plotly_and_dash_do_not_document_is_in_one_script_each() -> None:
+    for script, names in PRIVATE.items():
+        using = {path.stem for path in (assets.ASSETS / "js").iterdir() if re.search(names, path.read_text("utf-8"))}
+        assert using == {script}

@@ -167,10 +167,11 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
         assert incident_page.steps_around(told, there) == expected, "no step that the run does not have"
     filled = incident_page.fill(told)
     [row, _] = json.loads(filled["members"])
-    href = row[0]
+    href = row["href"]
     assert href.startswith("/runs/run/layers/blocks.0.lora_A?")
     assert parse(href.partition("?")[2]) == View(from_step=11_759, to_step=12_859)
-    assert row[1:] == ["blocks.0.lora_A", "340", "firing", "0.0031", "6.1e-7", numbers.NOTHING, "fall", numbers.NOTHING]
+    assert (row["name"], row["tone"]) == ("blocks.0.lora_A", "firing")
+    assert row["cells"] == ["340", "firing", "0.0031", "6.1e-7", numbers.NOTHING, "fall", numbers.NOTHING]
     assert filled["members-tally"] == "2 firing"
     for words in (
         "Its partner went to zero.",

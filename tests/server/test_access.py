@@ -88,7 +88,7 @@ def test_nobody_gets_anything_without_a_token(app):
     for method, path in (
         ("GET", "/api/v1/runs"), ("GET", RUN), ("DELETE", RUN), ("PUT", SESSION), ("POST", "/api/v1/silences"),
         ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"), ("GET", "/_news"),
-        ("GET", "/assets/gradcanary.js"), ("GET", "/_dash-layout"), ("GET", "/anything"), ("TRACE", "/api/v1/runs"),
+        ("GET", "/assets/js/gradcanary.js"), ("GET", "/_dash-layout"), ("GET", "/anything"), ("TRACE", "/api/v1/runs"),
     ):  # fmt: skip
         answer = app.request(method, path)
         assert code(answer) == (401, "unauthorized"), path
@@ -420,7 +420,7 @@ def test_every_answer_says_what_browsers_may_do_with_it(app, admin):
         app.get("/healthz"), app.get("/api/v1/runs"), app.get("/api/v1/runs", headers=admin), app.get("/sign-in"),
         app.get("/", headers={**admin, **HTML}), app.get("/runs/x", headers=HTML),
         app.get("/api/nothing", headers=admin),
-        app.get("/assets/gradcanary.js", headers=admin), app.post("/api/v1/silences", headers={"origin": "null"}),
+        app.get("/assets/js/gradcanary.js", headers=admin), app.post("/api/v1/silences", headers={"origin": "null"}),
     ]  # fmt: skip
     for answer in answers:
         assert PROMISED.items() <= dict(answer.headers).items(), answer.request.url

@@ -29,7 +29,7 @@ SESSION = "/api/v1/runs/r/sessions/s"
         ("GET", "/api/v1/runs/r", "read"),
         ("GET", "/api/v1/runs/r/recording", "read"),
         ("GET", "/runs/r", "read"),
-        ("GET", "/assets/gradcanary.js", "read"),
+        ("GET", "/assets/js/gradcanary.js", "read"),
         ("GET", "/_news", "read"),
         ("POST", "/_dash-update-component", "read"),
         ("DELETE", "/api/v1/runs/r", "admin"),

@@ -140,8 +140,7 @@ def _answer(clicked: object, change: Callable[[], object], said: str) -> Content
 
 
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone; the functions are in ``assets/incidents.js``."""
+    """Register what the browser does alone; the functions are in ``assets/js/incidents.js``."""
     register_callback: Callable[..., None] = app.clientside_callback
-    finish, choices = (ClientsideFunction("incidents", name) for name in ("finish", "show_choices"))
+    finish = ClientsideFunction("incidents", "finish")
     register_callback(finish, Output("said", "children"), Input("done", "data"), prevent_initial_call=True)
-    register_callback(choices, Output("incidents-run", "value"), Input("incidents-url", "search"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,18 +16,18 @@ from gradcanary_dashboard.analysis.comparison import dtype
 from gradcanary_dashboard.analysis.differences import Difference
 from gradcanary_dashboard.analysis.layers import MAX_ROWS
 from gradcanary_dashboard.analysis.stats import STATS, Stat
-from gradcanary_dashboard.components import elements, layer_table, share_bar
+from gradcanary_dashboard.components import elements, layer_table, share_bar, table
+from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
-ROWS = "data-differences"
-"""The attribute that holds the rows; ``assets/compare.js`` draws them."""
+COLUMNS = (Column("Layer", "button"), Column("Difference", "gap"), Column("Levels", "levels"), Column("Where", "where"))
 
 NAMED = 40
 """Layers that only some runs have, by name."""
 
 
 def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
-    """Return the contents of the card; a row as JSON: its name, whose letter has which level, and what differs."""
+    """Return the contents of the card."""
     rows = data.found.rows
     accumulators = [{layer["name"]: layer["accumulator"] for layer in run.layers} for run in data.runs]
     begun = [place for place, run in enumerate(data.runs) if run.steps is not None]
@@ -38,7 +37,7 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "differences-csv": share_bar.compared_url(wanted, "differences"),
         "compare-refusal": data.refusal and f"{data.refusal} All layers are listed.",
         "compare-measure": _measure(data, wanted),
-        "differences": json.dumps(told, separators=(",", ":")),
+        "differences": table.written(told),
         "differences-tally": layer_table.tally(len(rows), len(told), "most different"),
         "differences-rest": _rest(data),
     }
@@ -74,17 +73,14 @@ def _difference(
     other = data.runs[begun[row.of]]
     dtypes = [dtype(accumulators[place].get(row.name)) for place in (begun[0], begun[row.of])]
     whose = f"{other.letter} " if len(begun) > 2 else ""
-    return {
-        "name": row.name,
-        "chosen": row.name == data.layer,
-        "values": [
-            [place, data.runs[place].letter, _value(value)] for place, value in zip(begun, row.values, strict=True)
-        ],
-        "gap": whose + _gap(row, stat),
-        "is_far": _is_far(row, stat),
-        "where": numbers.steps(row.first, row.last).lower(),
-        "accumulators": dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} \N{RIGHTWARDS ARROW} {dtypes[1]}",
-    }
+    levels = [
+        ["span", {}, ["b", {"class": f"of-{place}"}, data.runs[place].letter], f" {_value(value)}"]
+        for place, value in zip(begun, row.values, strict=True)
+    ]
+    change = dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} \N{RIGHTWARDS ARROW} {dtypes[1]}"
+    gap = {"text": whose + _gap(row, stat), "mark": "far" if _is_far(row, stat) else ""}
+    where = f"{numbers.steps(row.first, row.last).lower()} \N{MIDDLE DOT} {change}"
+    return table.row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer)
 
 
 def _value(value: float) -> str:
@@ -127,30 +123,26 @@ def _rest(data: CompareData) -> list[Any]:
 
 def card(contents: Mapping[str, Any]) -> html.Div:
     """Return the card that stays, with its first contents."""
-    field = dcc.Input(
-        id="rows", type="search", placeholder="layers, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
-    )
-    label = html.Label("Layers whose name matches", htmlFor="rows", className="unseen")
     refusal = html.P(contents.get("compare-refusal"), id="compare-refusal", className="refusal", role="alert")
-    heads = [html.Th(head, scope="col", role="columnheader") for head in ("Layer", "Difference", "Levels", "Where")]
-    table = html.Table(
-        [
-            html.Thead(html.Tr(heads, role="row"), className="unseen"),
-            html.Tbody(id="differences", **{ROWS: contents.get("differences", "[]")}),
-        ],
-        role="table",
-        **elements.attributes(aria_labelledby="differences-title"),
-    )
+    drawn = table.table("differences", COLUMNS, contents, labelled_by="differences-title", shows_heads=False)
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
     words = "All layers of this list, of the steps in sight"
     table_csv = share_bar.csv_link("differences-csv", contents.get("differences-csv"), words, "take")
     card = elements.card(
         "differences",
         html.P(contents.get("compare-measure"), id="compare-measure", className="dim"),
-        html.Div([html.Div([label, field], className="field"), refusal], className="controls"),
-        html.Div(table, className="scroll", tabIndex=0),
+        html.Div([_sought(), refusal], className="controls"),
+        html.Div(drawn, className="scroll", tabIndex=0),
         html.Div(contents.get("differences-rest"), id="differences-rest", className="rest"),
         title="Layers, most different first",
         aside=[tally, table_csv],
     )
     return html.Div(card, className="beside")
+
+
+def _sought() -> html.Div:
+    field = dcc.Input(
+        id="rows", type="search", placeholder="layers, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
+    )
+    label = html.Label("Layers whose name matches", htmlFor="rows", className="unseen")
+    return html.Div([label, field], className="field", **elements.attributes(data_key="rows"))

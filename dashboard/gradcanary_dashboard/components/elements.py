@@ -16,7 +16,7 @@ Children: TypeAlias = str | Component | Sequence[str | Component] | None
 
 ICONS = {"quiet": "check", "waiting": "dots", "information": "info", "warning": "warning", "critical": "critical"}
 FIGURE = "data-figure"
-"""The attribute that holds a figure, as JSON: ``assets/figures.js`` draws it."""
+"""The attribute that holds a figure, as JSON: ``assets/js/figures.js`` draws it."""
 
 NO_FIGURE = {"data": [], "layout": {"height": 200, "xaxis": {"visible": False}, "yaxis": {"visible": False}}}
 """What is drawn before there is an answer: Plotly's own axes would have numbers that nobody measured."""

@@ -1,4 +1,4 @@
-"""What a reader can choose about the figures; every choice goes into the address, by ``assets/gradcanary.js``."""
+"""What a reader can choose about the figures; every choice goes into the address, by ``assets/js/address.js``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bar(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             html.Div([_stats(contents), _group("value", VALUES), _group("order", ORDERS)], className="choices"),
-            html.Div([label, field], className="field"),
+            html.Div([label, field], className="field", **elements.attributes(data_key="rows")),
             html.P(contents.get("refusal"), id="refusal", className="refusal", role="alert"),
         ],
         className="controls",
@@ -176,7 +176,8 @@ def _sought(contents: Mapping[str, Any]) -> html.Div:
     label = html.Label("Metrics whose name has in it", htmlFor="metrics", className="unseen")
     tally = html.Span(contents.get("metrics-tally"), id="metrics-tally", **elements.attributes(aria_live="polite"))
     is_hidden = contents.get("metrics-found", True)
-    return html.Div([label, field, tally], id="metrics-found", className="field", hidden=is_hidden)
+    sets = elements.attributes(data_key="metrics")
+    return html.Div([label, field, tally], id="metrics-found", className="field", hidden=is_hidden, **sets)
 
 
 def _group(key: str, options: Mapping[str, str]) -> html.Div:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,35 +11,30 @@ from dash.development.base_component import Component
 from gradcanary_dashboard.address.run import View, layer_url
 from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis.layers import Layer
-from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.components import elements, table
+from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
-HEADS = ("Layer", "absmax", "norm", "state", "decl. / stored / eff.", "K", "rules")
-TITLES = {
-    "decl. / stored / eff.": "The dtype that gradients are summed in: as somebody asked for, as the tensor has it, "
-    "and as its values show",
-    "K": "Micro-steps that were summed up",
-}
+_SUMMED = "The dtype that gradients are summed in: as somebody asked for, as the tensor has it, and as its values show"
 
-ROWS = "data-layers"
-"""The attribute that holds the rows; ``assets/layer_table.js`` draws them, keeping those of layers still listed."""
+COLUMNS = (
+    Column("absmax", "number absmax"),
+    Column("norm", "number norm"),
+    Column("state", "state"),
+    Column("decl. / stored / eff.", "accumulator", _SUMMED),
+    Column("K", "number k", "Micro-steps that were summed up"),
+    Column("rules", "rule"),
+)
+"""Those after the name."""
 
 
-def table(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
-    """Return the card; a refresh fills ``slot``, by the attribute ``ROWS``, and ``slot-tally``.
+def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
+    """Return the card; a refresh fills ``slot``, by the attribute ``table.ROWS``, and ``slot-tally``.
 
     ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
     """
-    heads = html.Tr(
-        [html.Th(head, scope="col", role="columnheader", title=TITLES.get(head)) for head in HEADS], role="row"
-    )
-    held = {ROWS: contents.get(slot, "[]"), "data-draws": str(draws).lower()}
-    drawn = html.Table(
-        [html.Thead(heads), html.Tbody(id=slot, **held)],
-        # The narrow layout is a grid, which would take a table's meaning away.
-        role="table",
-        **elements.attributes(aria_labelledby="layers-title"),
-    )
+    name = Column("Layer", "button link" if draws else "link")
+    drawn = table.table(slot, (name, *COLUMNS), contents, labelled_by="layers-title")
     around = elements.attributes(aria_label="Rows of the table")
     scrolled = html.Div(drawn, className="scroll", tabIndex=0, role="region", **around)
     tally = html.Span(contents.get(f"{slot}-tally"), id=f"{slot}-tally")
@@ -48,8 +42,8 @@ def table(slot: str, contents: Mapping[str, Any], title: str, *more: Component, 
 
 
 def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View) -> str:
-    """Return a row per layer as JSON: its name, where that leads, its tone, and the texts of the other cells."""
-    return json.dumps([_row(run, layer, layer is chosen, view) for layer in listed], separators=(",", ":"))
+    """Return a row per layer as JSON."""
+    return table.written([_row(run, layer, layer is chosen, view) for layer in listed])
 
 
 def tally(everything: int, shown: int, ranked: str = "worst") -> str:
@@ -62,10 +56,6 @@ def tally(everything: int, shown: int, ranked: str = "worst") -> str:
 def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> dict[str, Any]:
     texts = layers.row(layer)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
-    return {
-        "name": texts["name"],
-        "href": layer_url(run, layer["name"], layer["layer"], view),
-        "tone": texts["tone"],
-        "chosen": is_chosen,
-        "texts": [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule],
-    }
+    cells = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule]
+    href = layer_url(run, layer["name"], layer["layer"], view)
+    return table.row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}", is_chosen=is_chosen)

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from gradcanary_dashboard.address.run import View, layer_url
-from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.components import elements, table
+from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
-HEADS = ("Layer", "since", "until", "baseline", "value", "siblings", "evidence", "rank")
-TITLES = {
-    "since": "The first step at which it was bad",
-    "until": "The step at which it was well again",
-    "baseline": "What the layer had before",
-    "value": "What it had when it fired",
-    "siblings": "What layers of the same kind had",
-    "evidence": "What the rule went by",
-    "rank": "The process that it came from",
-}
+COLUMNS = (
+    Column("Layer", "link"),
+    Column("since", "since", "The first step at which it was bad"),
+    Column("until", "until", "The step at which it was well again"),
+    Column("baseline", "number", "What the layer had before"),
+    Column("value", "number value", "What it had when it fired"),
+    Column("siblings", "number", "What layers of the same kind had"),
+    Column("evidence", "evidence", "What the rule went by"),
+    Column("rank", "rank", "The process that it came from"),
+)
 
-ROWS = "data-members"
-"""The attribute that holds the rows; ``assets/incident_members.js`` sorts, filters and draws some of them."""
+FEW = 100
+"""Rows that are drawn at first."""
 
 
-def table(contents: Mapping[str, Any]) -> html.Section:
-    """Return the card; a refresh fills ``members`` by the attribute ``ROWS``, and ``members-tally``."""
-    heads = [html.Th(_sorter(place, head), scope="col", role="columnheader") for place, head in enumerate(HEADS)]
-    body = html.Tbody(id="members", **{ROWS: contents.get("members", "[]")})
-    drawn = html.Table([html.Thead(html.Tr(heads, role="row")), body], role="table", **_named())
-    field = dcc.Input(id="members-filter", type="search", placeholder="part of a name", autoComplete="off")
-    label = html.Label("Layers with this in their name", htmlFor="members-filter", className="unseen")
-    more = html.Button("Show more", type="button", id="members-more", className="do", hidden=True)
-    shown = html.P(id="members-shown", className="dim", role="status")
+def card(contents: Mapping[str, Any]) -> html.Section:
+    """Return the card; a refresh fills ``members`` by the attribute ``table.ROWS``, and ``members-tally``."""
+    drawn = table.table("members", COLUMNS, contents, labelled_by="members-title", few=FEW)
     tally = html.Span(contents.get("members-tally"), id="members-tally")
-    bar = html.Div([label, html.Div(field, className="field")], className="choices")
-    return elements.card("members", bar, html.Div(drawn), shown, more, title="Layers", aside=tally)
+    bar = table.finder("members", "Layers with this in their name")
+    return elements.card("members", bar, html.Div(drawn), *table.more("members"), title="Layers", aside=tally)
 
 
 def rows(incident: Mapping[str, Any], view: View) -> str:
-    """Return a row per member as JSON: where its name leads, and the texts of the cells."""
+    """Return a row per member as JSON."""
     run = incident["run"]
-    return json.dumps([_row(run, member, view) for member in _layers(incident)], separators=(",", ":"))
+    return table.written([_row(run, member, view) for member in _layers(incident)])
 
 
 def tally(incident: Mapping[str, Any]) -> str:
@@ -60,19 +54,12 @@ def _layers(incident: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [member for member in incident["layers"] if member["layer"] is not None]
 
 
-def _row(run: str, member: Mapping[str, Any], view: View) -> list[Any]:
+def _row(run: str, member: Mapping[str, Any], view: View) -> dict[str, Any]:
     href = layer_url(run, member["name"], member["layer"], view)
-    until = "firing" if member["until_step"] is None else numbers.integer(member["until_step"])
+    is_firing = member["until_step"] is None
+    until = "firing" if is_firing else numbers.integer(member["until_step"])
     values = [numbers.scientific(member[key]) for key in ("baseline", "value", "siblings")]
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])
-    return [href, member["name"], numbers.integer(member["since_step"]), until, *values, evidence, rank]
-
-
-def _sorter(place: int, head: str) -> html.Button:
-    title = TITLES.get(head)
-    return html.Button(head, type="button", title=title, **elements.attributes(data_sort=str(place)))
-
-
-def _named() -> dict[str, Any]:
-    return elements.attributes(aria_labelledby="members-title")
+    cells = [numbers.integer(member["since_step"]), until, *values, evidence, rank]
+    return table.row(member["name"], cells, href=href, tone="firing" if is_firing else "")

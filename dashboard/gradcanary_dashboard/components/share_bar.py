@@ -58,7 +58,7 @@ def row(*what: Component) -> html.Div:
 
 
 def copy_link(words: str) -> html.Button:
-    """Return the button that copies the address of what is shown; ``assets/sharing.js`` knows it."""
+    """Return the button that copies the address of what is shown; ``assets/js/sharing.js`` knows it."""
     shown = [elements.icon("link"), html.Span("Copy link", className="word")]
     return html.Button(shown, type="button", className="do", title=words, **elements.attributes(data_share="address"))
 

@@ -20,6 +20,7 @@ from gradcanary_dashboard.components import (
     run_picker,
     run_table,
     share_bar,
+    table,
 )
 from gradcanary_dashboard.figures import comparison as comparison_figures
 from gradcanary_dashboard.figures.comparison import FIGURES, TITLES
@@ -41,7 +42,7 @@ SLOTS = {
     "compare-moves": figure_controls.STEPS,
     "compare-refusal": "children",
     "compare-measure": "children",
-    "differences": difference_table.ROWS,
+    "differences": table.ROWS,
     "differences-tally": "children",
     "differences-csv": "href",
     "differences-rest": "children",
@@ -73,7 +74,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             id="compare-body",
             className="columns",
         ),
-        dcc.Location(id="compare-url", refresh=False),
         elements.heart("compare", contents.get("shown")),
     ]
 

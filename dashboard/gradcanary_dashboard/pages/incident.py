@@ -13,7 +13,7 @@ from gradcanary_dashboard.analysis import timeline
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.timeline import Entry
 from gradcanary_dashboard.analysis.verdict import Verdict
-from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static
+from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static, table
 from gradcanary_dashboard.components.incident_card import actions
 from gradcanary_dashboard.components.static import DRAWN
 from gradcanary_dashboard.text import numbers
@@ -24,7 +24,7 @@ SLOTS = {
     "incident-tiles": "children",
     "incident-cause": DRAWN,
     "incident-story": DRAWN,
-    "members": member_table.ROWS,
+    "members": table.ROWS,
     "members-tally": "children",
 }
 """Id and property of everything that a refresh fills."""
@@ -38,7 +38,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     name = f"#{place['incident']}"
     said = contents.get("incident-verdict", html.H1(f"Incident {name}"))
     cause, story = (static.slot(slot, contents.get(slot)) for slot in ("incident-cause", "incident-story"))
-    told = [elements.card("cause", cause, title="Likely cause"), member_table.table(contents)]
+    told = [elements.card("cause", cause, title="Likely cause"), member_table.card(contents)]
     story_card = elements.card("story", story, title="What happened")
     columns = [html.Div(told, className="figures"), html.Div(story_card, className="beside")]
     return [
@@ -50,7 +50,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         static.slot("incident-state", contents.get("incident-state")),
         html.Div(contents.get("incident-tiles"), id="incident-tiles", className="tiles"),
         html.Div(columns, className="columns"),
-        dcc.Location(id="incident-url", refresh=False),
         elements.heart("incident", contents.get("shown")),
     ]
 

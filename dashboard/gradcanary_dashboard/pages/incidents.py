@@ -30,7 +30,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     return [
         html.Div([html.H1("Incidents"), share_bar.of_incidents(contents), _bar(contents)], className="incidents-head"),
         static.slot("incidents-listed", contents.get("incidents-listed")),
-        dcc.Location(id="incidents-url", refresh=False),
         elements.heart("incidents", contents.get("shown")),
     ]
 
@@ -149,7 +148,7 @@ def _bar(contents: Mapping[str, Any]) -> html.Div:
             _select("severity", "Severity", _options(incidents_address.CHOICES)),
             _select("rule", "Rule", rules, slot="incidents-rules"),
             html.Label("Part of the run's name", htmlFor="incidents-run", className="unseen"),
-            html.Div(run, className="field"),
+            html.Div(run, className="field", **_sets("run")),
         ],
         className="choices",
         role="search",
@@ -158,7 +157,12 @@ def _bar(contents: Mapping[str, Any]) -> html.Div:
 
 def _select(key: str, label: str, options: Sequence[html.Option], slot: str | None = None) -> html.Select:
     named: dict[str, Any] = {} if slot is None else {"id": slot}
-    return html.Select(list(options), **named, **elements.attributes(data_filter=key, aria_label=label))
+    return html.Select(list(options), **named, **_sets(key), **elements.attributes(aria_label=label))
+
+
+def _sets(key: str) -> dict[str, Any]:
+    """Return the attributes of a control that sets a part of the address; another choice begins at its first page."""
+    return elements.attributes(data_key=key, data_clears="before")
 
 
 def _options(words: Mapping[str, str]) -> list[html.Option]:

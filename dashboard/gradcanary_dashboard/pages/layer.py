@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis import launches as run_launches
@@ -27,6 +27,7 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
+    table,
 )
 from gradcanary_dashboard.figures import axes, curves
 from gradcanary_dashboard.text import numbers
@@ -43,7 +44,7 @@ SLOTS = {
     "layer-moves": figure_controls.STEPS,
     "layer-incidents": static.DRAWN,
     "layer-incidents-tally": "children",
-    "siblings": layer_table.ROWS,
+    "siblings": table.ROWS,
     "siblings-tally": "children",
     "layer-notes": "children",
     **{f"stat-{stat}": elements.FIGURE for stat in STATS},
@@ -65,7 +66,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("layer-verdict", html.H1(name)), id="layer-verdict"),
         html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        dcc.Location(id="layer-url", refresh=False),
         elements.heart("layer", contents.get("shown")),
     ]
 
@@ -162,7 +162,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             elements.card("incidents", incidents, title="Its incidents", aside=tally),
-            layer_table.table("siblings", contents, "Siblings"),
+            layer_table.card("siblings", contents, "Siblings"),
         ],
         className="beside",
     )

@@ -51,9 +51,8 @@ class Page:
     """One kind of page.
 
     ``path`` is its address; the groups of the expression are its arguments. ``frame`` returns what stays: the slots
-    that are filled, ``<name>-heart`` (``components.elements.heart``), and ``<name>-url``, a ``dcc.Location`` whose
-    query holds what is chosen on the page. ``ask`` returns the contents, nothing where ``shown`` says that the page has
-    them.
+    that are filled, and ``<name>-heart`` (``components.elements.heart``). ``ask`` returns the contents, nothing where
+    ``shown`` says that the page has them; the query of the address holds what is chosen on the page.
     """
 
     name: str

@@ -28,10 +28,14 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
+    table,
 )
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
+
+IDLE = "Point at a cell for its value, click it for the layer's curve, twice for its page."
+"""What stands below the heatmap while no pointer is on it."""
 
 SLOTS = {
     "verdict": "children",
@@ -58,7 +62,7 @@ SLOTS = {
     "incidents": static.DRAWN,
     "incident-tally": "children",
     "notes": "children",
-    "layer-rows": layer_table.ROWS,
+    "layer-rows": table.ROWS,
     "layer-rows-tally": "children",
     **{f"option-{stat}": "hidden" for stat in STATS},
 }
@@ -81,7 +85,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        dcc.Location(id="run-url", refresh=False),
         elements.heart("run", contents.get("shown")),
     ]
 
@@ -205,7 +208,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 html.Div(contents.get("legend"), id="legend", className="legend"),
                 # A double click leads to the layer.
                 elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
-                html.P(id="readout", className="readout", **elements.attributes(aria_live="off")),
+                html.P(IDLE, id="readout", className="readout", **elements.attributes(aria_live="off", data_idle=IDLE)),
                 html.P(contents.get("chosen"), id="chosen", className="chosen-layer"),
                 title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
                 aside=figure_controls.zoom_bar("run", contents),
@@ -240,7 +243,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
                 title="Accumulators",
                 aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
             ),
-            layer_table.table("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
+            layer_table.card("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
         ],
         className="beside",
     )

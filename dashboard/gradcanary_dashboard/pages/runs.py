@@ -36,7 +36,6 @@ HIDDEN, SHOWN = "runs-head hidden", "runs-head"
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: a heading with what chooses the runs, which stays, and the slot that a refresh fills."""
     return [
-        dcc.Location(id="runs-url", refresh=False),
         html.Div(
             [html.H1("Runs"), _choices(contents.get("listing", Listing()), _takeaway(contents))],
             id="runs-head",
@@ -71,7 +70,7 @@ def fill(
 
 
 def _choices(listing: Listing, takeaway: html.A) -> html.Div:
-    """Return the controls, and what can be taken along; ``assets/runs.js`` writes what they say into the address."""
+    """Return the controls, which ``assets/js/address.js`` writes into the address, and what can be taken along."""
     text = dcc.Input(
         id="runs-filter",
         type="search",
@@ -83,14 +82,16 @@ def _choices(listing: Listing, takeaway: html.A) -> html.Div:
     )
     states = [("", "any state"), *((state, state) for state in STATES)]
     sorts = [("" if name == "last_seen" else name, words) for name, words in SORTS.items()]
-    pressed = elements.attributes(data_list="archived", aria_pressed=str(listing.is_archived).lower())
-    archive = html.Button([elements.icon("archive"), "Archive"], type="button", className="do", **pressed)
+    pressed = elements.attributes(data_choice="1", data_toggles="", aria_pressed=str(listing.is_archived).lower())
+    held = {**_sets("archived"), **pressed}
+    archive = html.Button([elements.icon("archive"), "Archive"], type="button", className="do", **held)
     return html.Div(
         [
             html.Div(
                 [html.Label("Filter runs", htmlFor="runs-filter", className="unseen"), text],
                 className="field",
                 role="search",
+                **_sets("text"),
             ),
             _select("state", "State", states, listing.state or ""),
             _select("sort", "Order", sorts, "" if listing.sort == "last_seen" else listing.sort),
@@ -108,7 +109,12 @@ def _takeaway(contents: Mapping[str, Any]) -> html.A:
 
 def _select(key: str, words: str, options: Sequence[tuple[str, str]], chosen: str) -> html.Select:
     listed = [html.Option(text, value=value, selected=value == chosen or None) for value, text in options]
-    return html.Select(listed, **elements.attributes(data_list=key, aria_label=words))
+    return html.Select(listed, **_sets(key), **elements.attributes(aria_label=words))
+
+
+def _sets(key: str) -> dict[str, Any]:
+    """Return the attributes of a control that sets a part of the address; another choice begins at its first page."""
+    return elements.attributes(data_key=key, data_clears="after")
 
 
 def _nothing(listing: Listing) -> html.P:

@@ -94,10 +94,11 @@ def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
 
 
 def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> bytes:
-    """Return ``{"page", "slots": {id: value}}`` with the slots that the page does not have as they are to be."""
-    before = shown.get(HELD)
+    """Return ``{"page", "slots": {id: value}, "kinds": {id: property}}``: the slots that the page does not have."""
+    before, heart = shown.get(HELD), f"{page.name}-heart"
     known: Mapping[str, Any] = before if isinstance(before, dict) else {}
-    now, slots = {}, {}
+    now: dict[str, str] = {}
+    slots: dict[str, object] = {}
     for slot in page.slots:
         if slot not in contents:
             continue
@@ -110,8 +111,9 @@ def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> b
             written = written if shorter is None else _written(shorter)
         slots[slot] = orjson.Fragment(written)
     slots["outage"] = orjson.Fragment(_written(contents["outage"]))
-    held = json.dumps({**json.loads(contents["shown"]), HELD: {**known, **now}})
-    return orjson.dumps({"page": page.name, "slots": {**slots, f"{page.name}-heart": held}})
+    slots[heart] = json.dumps({**json.loads(contents["shown"]), HELD: {**known, **now}})
+    kinds = {**page.slots, "outage": "children", heart: "data-shown"}
+    return orjson.dumps({"page": page.name, "slots": slots, "kinds": {slot: kinds[slot] for slot in slots}})
 
 
 def _text(value: object) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
@@ -15,8 +15,47 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gradcanary_dashboard.web.threads import QUESTIONS, apart
 
-PLOTLY = "plotly-cartesian-4.1.1.min.js"
-"""The part of Plotly that draws on two axes: a third of the whole."""
+PLOTLY = "vendor/plotly-cartesian-4.1.1.min.js"
+"""The part of Plotly that draws on two axes: a third of the whole. A path below ``assets/``."""
+
+SCRIPTS_IN_ORDER = (
+    "dash_private",
+    "plotly_private",
+    "elements",
+    "observer",
+    "address",
+    "axis",
+    "zoom",
+    "refresh",
+    "static",
+    "table",
+    "figures",
+    "crosshair",
+    "heatmap",
+    "panels",
+    "compare",
+    "gradcanary",
+    "forms",
+    "incidents",
+    "rules",
+    "keys",
+    "sharing",
+)
+"""The scripts of ``assets/js``. A script stands after those from which it takes functions as it is loaded."""
+
+SHEETS_IN_ORDER = (
+    "compare",
+    "contrast",
+    "figures",
+    "forms",
+    "gradcanary",
+    "incidents",
+    "keys",
+    "runs",
+    "settings",
+    "touch",
+)
+"""The style sheets of ``assets/css``. Of two rules of the same weight the later one holds."""
 
 YEAR = "max-age=31536000"
 KEPT = f"private, {YEAR}, immutable"
@@ -40,15 +79,14 @@ class Bundle:
     media_type: str
 
     @classmethod
-    def of(cls, ending: str, media_type: str) -> Bundle:
-        """Return all of ours with this ending, in the order of their names."""
-        found = sorted(each for each in ASSETS.glob(f"*.{ending}") if each.name != PLOTLY)
-        body = b"\n".join(each.read_bytes() for each in found)
+    def of(cls, names: Sequence[str], ending: str, media_type: str) -> Bundle:
+        """Return the files with these names and this ending, one after the other."""
+        body = b"\n".join((ASSETS / ending / f"{name}.{ending}").read_bytes() for name in names)
         return cls(f"/assets/pages-{blake2b(body, digest_size=8).hexdigest()}.{ending}", body, media_type)
 
 
-SCRIPTS = Bundle.of("js", "text/javascript")
-SHEETS = Bundle.of("css", "text/css")
+SCRIPTS = Bundle.of(SCRIPTS_IN_ORDER, "js", "text/javascript")
+SHEETS = Bundle.of(SHEETS_IN_ORDER, "css", "text/css")
 
 
 def register(server: FastAPI) -> None:

@@ -51,7 +51,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         *settings_frame.controls(ALL, contents, made),
         # Outside of what may be disabled: what it says stays readable, and its secret can be copied.
         forms.answer("new-endpoint-answer"),
-        dcc.Location(id=f"{ALL}-url", refresh=False),
         elements.heart(ALL, contents.get("shown")),
     ]
 
@@ -76,7 +75,6 @@ def frame_of_one(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[
         *settings_frame.controls(ONE, contents, _doing(contents), _changing(contents)),
         elements.card("deliveries", static.slot("endpoint-log", contents.get("endpoint-log")), title="What was sent"),
         dcc.Store(id=endpoint_text.SENT_AGAIN),
-        dcc.Location(id=f"{ONE}-url", refresh=False),
         settings_frame.leaving(ONE),
         elements.heart(ONE, contents.get("shown")),
     ]

@@ -25,7 +25,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         elements.card(
             "run-sizes", html.Div(contents.get("storage-runs"), id="storage-runs"), title="Runs, the largest first"
         ),
-        dcc.Location(id=f"{PAGE}-url", refresh=False),
         elements.heart(PAGE, contents.get("shown")),
     ]
 

@@ -52,7 +52,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         static.slot("rules-trial", None),
         elements.card("rules-of", slot("rules-list"), title="Rules"),
         slot("rules-layers"),
-        dcc.Location(id=f"{PAGE}-url", refresh=False),
         elements.heart(PAGE, contents.get("shown")),
     ]
 

@@ -29,7 +29,6 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         elements.crumbs([("Runs", "/"), (run, run_url(run))], "Settings"),
         html.H1(run),
         *settings_frame.controls(PAGE, contents, _words(contents), _place(contents), _end(run)),
-        dcc.Location(id=f"{PAGE}-url", refresh=False),
         settings_frame.leaving(PAGE),
         elements.heart(PAGE, contents.get("shown")),
     ]

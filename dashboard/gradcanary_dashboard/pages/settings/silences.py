@@ -45,7 +45,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         elements.card(
             "past-silences", html.Div(contents.get("silence-past"), id="silence-past"), title="Made and ended"
         ),
-        dcc.Location(id=f"{PAGE}-url", refresh=False),
         elements.heart(PAGE, contents.get("shown")),
     ]
 

@@ -56,7 +56,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         *settings_frame.head("Tokens"),
         *settings_frame.controls(PAGE, contents, listed, made),
         forms.answer("new-token-answer"),
-        dcc.Location(id=f"{PAGE}-url", refresh=False),
         elements.heart(PAGE, contents.get("shown")),
     ]
 

@@ -25,14 +25,6 @@
     return here.href;
   }
 
-  function share(button) {
-    const word = button.querySelector(".word");
-    const before = word.dataset.before || word.textContent; // it may say "Copied" still
-    word.dataset.before = before;
-    window.gradcanary.copied(address()).then((done) => { word.textContent = done ? "Copied" : "Copy the address bar"; });
-    setTimeout(() => { word.textContent = before; }, 1800);
-  }
-
   // ---- a picture
 
   function namedSteps(plot) {
@@ -117,19 +109,12 @@
   }
 
   // By way of a data URL: Plotly's own way to a PNG goes over a blob, which the page's policy forbids.
-  function rasterised(svg, width, height) {
-    return new Promise((resolve, reject) => {
-      const image = new Image();
-      image.onerror = reject;
-      image.onload = () => {
-        const canvas = document.createElement("canvas");
-        canvas.width = width * SCALE;
-        canvas.height = height * SCALE;
-        canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-        canvas.toBlob(resolve, "image/png");
-      };
-      image.src = svg;
-    });
+  async function rasterised(svg, width, height) {
+    const image = Object.assign(new Image(), { src: svg });
+    await image.decode();
+    const canvas = Object.assign(document.createElement("canvas"), { width: width * SCALE, height: height * SCALE });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   }
 
   function save(blob, name) {
@@ -151,8 +136,8 @@
     if (drawn) {
       const runs = Array.from(document.querySelectorAll(".compared-runs tbody th"), (row) => [row.querySelector(".chip b").textContent, row.querySelector("a").textContent]);
       const names = runs.map(([letter, run]) => letter + " " + run).join(", ");
-      const isStat = id === "compare-stat";
-      return { words: [names, ...(isStat ? [drawn.textContent, stat] : [what])], name: ["compare", ...runs.map(([, run]) => run), ...(isStat ? [drawn.textContent, stat] : [id.replace(/^compare-/, "")])] };
+      const layer = id === "compare-stat" ? [drawn.textContent, stat] : null;
+      return { words: [names, ...(layer || [what])], name: ["compare", ...runs.map(([, run]) => run), ...(layer || [id.replace(/^compare-/, "")])] };
     }
     const [, , run, , layer] = window.location.pathname.split("/").map(decodeURIComponent);
     return { words: [run, layer, what], name: [run, layer, plainly(id, stat, what)] };
@@ -180,7 +165,7 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-share]");
     if (!button) return;
-    if (button.dataset.share === "address") share(button);
+    if (button.dataset.share === "address") window.gradcanary.copy(button, address(), "Copy the address bar");
     else picture(button);
   });
 })();

@@ -3,7 +3,8 @@
 (function () {
   "use strict";
 
-  const known = new WeakMap(); // plot -> { of: its calcdata, lines }
+  const { hasAxes, area, pixelAt, valuesAt, rangeOf, pointsOf } = window.gradcanary.plots;
+  const known = new WeakMap(); // plot -> { of: the points that it drew, lines }
   const said = document.createElement("div");
   said.className = "unseen";
   said.setAttribute("role", "status");
@@ -12,7 +13,7 @@
   let asked = false;
 
   function plots() {
-    return Array.from(document.querySelectorAll("main .js-plotly-plot")).filter((plot) => plot._fullLayout && plot._fullLayout.xaxis && plot.offsetParent);
+    return Array.from(document.querySelectorAll("main .js-plotly-plot")).filter((plot) => hasAxes(plot) && plot.offsetParent);
   }
 
   // ---- values
@@ -30,10 +31,10 @@
   }
 
   function lines(plot) {
-    const found = known.get(plot);
-    if (found && found.of === plot.calcdata) return found.lines;
-    const made = (plot.calcdata || []).filter((points) => points[0] && points[0].trace && isLine(points[0].trace)).map(lineOf);
-    known.set(plot, { of: plot.calcdata, lines: made });
+    const [found, drawn] = [known.get(plot), pointsOf(plot)];
+    if (found && found.of === drawn) return found.lines;
+    const made = drawn.filter((points) => points[0] && points[0].trace && isLine(points[0].trace)).map(lineOf);
+    known.set(plot, { of: drawn, lines: made });
     return made;
   }
 
@@ -76,14 +77,14 @@
   }
 
   function show(plot) {
-    const { _size: size, xaxis } = plot._fullLayout;
+    const { left, top, width, height } = area(plot);
     const line = overlay(plot);
-    const pixel = xaxis.l2p(at.x);
-    line.hidden = !(pixel >= 0 && pixel <= size.w);
+    const pixel = pixelAt(plot, at.x);
+    line.hidden = !(pixel >= 0 && pixel <= width);
     if (line.hidden) return;
     const found = lines(plot).map((each) => ({ id: each.id, words: told(each, at.x) }));
-    line.style.cssText = `top: ${size.t}px; height: ${size.h}px; transform: translateX(${size.l + pixel}px)`;
-    line.classList.toggle("leftwards", pixel > size.w * 0.6);
+    line.style.cssText = `top: ${top}px; height: ${height}px; transform: translateX(${left + pixel}px)`;
+    line.classList.toggle("leftwards", pixel > width * 0.6);
     const isPointed = at.plot === plot && at.by === "mouse"; // Plotly's own label is there
     const value = found.length === 1 && found[0].words ? found[0].words[1] : "";
     const where = plot.querySelector(".heatmaplayer image") || at.by !== "mouse" ? window.gradcanary.words(at.x) : "";
@@ -117,12 +118,13 @@
 
   function placeOf(event) {
     const plot = event.target.closest && event.target.closest("main .js-plotly-plot");
-    if (!plot || !plot._fullLayout || !plot._fullLayout.xaxis) return null;
-    const { _size: size, xaxis, yaxis } = plot._fullLayout;
+    if (!hasAxes(plot)) return null;
+    const { left, top, width, height } = area(plot);
     const box = plot.getBoundingClientRect();
-    const [across, down] = [event.clientX - box.left - size.l, event.clientY - box.top - size.t];
-    if (across < 0 || across > size.w || down < 0 || down > size.h) return null;
-    return { plot, x: xaxis.p2l(across), row: Math.round(yaxis.p2l(down)), by: event.pointerType };
+    const [across, down] = [event.clientX - box.left - left, event.clientY - box.top - top];
+    if (across < 0 || across > width || down < 0 || down > height) return null;
+    const { x, y } = valuesAt(plot, across, down);
+    return { plot, x, row: Math.round(y), by: event.pointerType };
   }
 
   document.addEventListener("pointermove", (event) => {
@@ -137,11 +139,11 @@
   document.documentElement.addEventListener("mouseleave", () => point(null));
 
   // Figures move on under it as steps arrive.
-  setInterval(() => {
+  window.gradcanary.every(1000, () => {
     if (!at || asked) return;
     if (at.plot.isConnected) plots().forEach(show);
     else point(null);
-  }, 1000);
+  });
 
   // ---- keys: on a figure that has the focus
 
@@ -149,13 +151,12 @@
     const meta = plot.layout.meta || {};
     if (meta.width && !meta.clock) return meta.width;
     const [line] = lines(plot);
-    const [first, last] = plot._fullLayout.xaxis.range.map(window.gradcanary.numeric);
+    const [first, last] = rangeOf(plot).map(window.gradcanary.numeric);
     return line ? line.usual : (last - first) / 200;
   }
 
   function moved(plot, across, down) {
-    const { xaxis, yaxis } = plot._fullLayout;
-    const [first, last] = xaxis.range.map(window.gradcanary.numeric);
+    const [first, last] = rangeOf(plot).map(window.gradcanary.numeric);
     const rows = plot.layout.meta && plot.layout.meta.names ? plot.layout.meta.names.length : 0;
     const before = at && at.plot === plot ? at : { x: at ? at.x : (first + last) / 2, row: (plot.layout.meta || {}).chosen || 0 };
     const x = Math.min(last, Math.max(first, before.x + across * pace(plot)));
@@ -167,7 +168,7 @@
   document.addEventListener("keydown", (event) => {
     if (!event.target.matches || !event.target.matches(".plotted") || event.ctrlKey || event.metaKey || event.altKey) return;
     const plot = event.target.querySelector(".js-plotly-plot");
-    if (!plot || !plot._fullLayout || !plot._fullLayout.xaxis) return;
+    if (!hasAxes(plot)) return;
     if (event.key === "Escape") point(null);
     const move = MOVES[event.key];
     const isHeatmap = Boolean(plot.querySelector(".heatmaplayer image"));

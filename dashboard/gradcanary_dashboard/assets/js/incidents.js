@@ -1,5 +1,5 @@
-/* What the browser does about incidents: the dialog of their buttons, and what is chosen of the list. The dialog lies
-   outside of what a refresh fills, so that nothing is redrawn while somebody types. */
+/* What the browser does about incidents: the dialog of their buttons. It lies outside of what a refresh fills, so that nothing
+   is redrawn while somebody types. */
 (function () {
   "use strict";
 
@@ -38,8 +38,7 @@
   function finish(done) {
     if (!done) return window.dash_clientside.no_update;
     close();
-    const heart = document.querySelector(".heart");
-    if (heart) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
+    window.gradcanary.refresh();
     clearTimeout(fading);
     fading = setTimeout(() => window.dash_clientside.set_props("said", { children: "" }), 8000);
     return done.said;
@@ -65,30 +64,12 @@
   const hasKeys = matchMedia("(hover: hover)");
 
   // Once the form is there, whoever uses keys is in its first field; on a phone a keyboard would cover half of it.
-  new MutationObserver(() => {
+  window.gradcanary.onChange(() => {
     const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
     const focused = document.activeElement;
     show();
     if (first && hasKeys.matches && (focused === dialog() || focused === document.body)) first.focus();
-  }).observe(document.documentElement, { childList: true, subtree: true });
-
-  // ---- what is chosen of the list: in the address
-
-  function choose(changes) {
-    window.gradcanary.go({ before: null, ...changes });
-  }
-
-  // The lists follow the address (back, forward), the field never while one types.
-  function showChoices() {
-    const query = new URLSearchParams(window.location.search);
-    for (const list of document.querySelectorAll("select[data-filter]")) {
-      list.value = query.get(list.dataset.filter) || "";
-    }
-    const field = document.getElementById("incidents-run");
-    const wanted = query.get("run") || "";
-    const keep = !field || document.activeElement === field || field.value === wanted;
-    return keep ? window.dash_clientside.no_update : wanted;
-  }
+  });
 
   // ---- clicks and keys
 
@@ -98,19 +79,8 @@
     else if (button && button.dataset.close) close();
   });
 
-  document.addEventListener("change", (event) => {
-    const list = event.target;
-    if (list.tagName === "SELECT" && list.dataset.filter) choose({ [list.dataset.filter]: list.value });
-  });
-
-  document.addEventListener("input", ({ target: field }) => {
-    if (field.id === "incidents-run") window.gradcanary.atRest(field, 400, () => choose({ run: field.value.trim() }));
-  });
-
   document.addEventListener("close", (event) => { if (event.target === dialog()) closed(); }, true);
   window.addEventListener("popstate", close);
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    incidents: { finish: finish, show_choices: showChoices },
-  });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { incidents: { finish } });
 })();

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { go } = window.gradcanary;
+  const { go, plots } = window.gradcanary;
   const root = document.documentElement;
   const NEAR_PX = 200; // out of sight by no more than this is in sight
   const CALM_MS = 500; // what is out of sight is drawn by then, busy as the page may be
@@ -39,7 +39,7 @@
 
   // Draws a figure into an element; what a drag or a double click on it means is in the address.
   function react(plot, figure, config = {}) {
-    const isFirst = !plot._fullLayout;
+    const isFirst = !plots.isDrawn(plot);
     const { range = [] } = figure.layout.xaxis || {}; // of one with nothing in it there is none
     ranges.set(plot, [...range]); // Plotly writes into its own
     return window.Plotly.react(plot, figure.data, figure.layout, { ...CONFIG, ...config }).then(() => {
@@ -61,12 +61,12 @@
     if (point && layers && layers[point.y]) go({ layer: layers[point.y] });
   }
 
-  // What was hidden has no width, and what a narrower window holds another one. On paper it is scaled (print.js).
+  // What was hidden has no width, and what a narrower window holds another one.
   const widths = new ResizeObserver((entries) => {
     for (const { target, contentRect: { width } } of entries) {
       if (waiting.has(target.parentElement)) drawSoon();
-      const drawn = !target.querySelector("[data-printed]") && target._fullLayout;
-      if (drawn && width && Math.round(width) !== Math.round(drawn.width)) window.Plotly.Plots.resize(target).catch(() => { /* hidden again */ });
+      const drawn = plots.drawnWidth(target);
+      if (drawn && width && Math.round(width) !== Math.round(drawn)) window.Plotly.Plots.resize(target).catch(() => { /* hidden again */ });
     }
   });
 
@@ -132,16 +132,7 @@
     drawSoon();
   }
 
-  new MutationObserver((changes) => {
-    for (const { type, target, addedNodes } of changes) {
-      if (type === "attributes") want(target);
-      for (const node of addedNodes) {
-        if (node.nodeType !== Node.ELEMENT_NODE || node.namespaceURI !== root.namespaceURI) continue;
-        if (node.matches("[data-figure]")) want(node);
-        node.querySelectorAll("[data-figure]").forEach(want);
-      }
-    }
-  }).observe(root, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-figure"] });
+  window.gradcanary.onAttribute("data-figure", want);
 
   // ---- what comes with an answer: the first one in sight is drawn before Dash hears of the rest
 
@@ -154,12 +145,12 @@
 
   // Returns the attributes of figures, by their places' ids, once the one that is looked at shows what they say. What was
   // drawn before Dash had it, and it then left away for another choice, is again as the page says.
-  async function drawFirst(figures, isLatest) {
+  async function drawFirst(figures) {
     for (const place of document.querySelectorAll("[data-figure]")) if (!(place.id in figures)) want(place);
     const texts = Object.fromEntries(Object.entries(figures).map(([id, figure]) => [id, JSON.stringify(figure)]));
     const places = Object.keys(figures).map((id) => document.getElementById(id)).filter((place) => place && isShown(place));
     const first = places.find(isInSight);
-    if (isLatest && first && window.Plotly && told.get(first) !== texts[first.id]) {
+    if (first && window.Plotly && told.get(first) !== texts[first.id]) {
       told.set(first, texts[first.id]);
       waiting.set(first, figures[first.id]);
       draw(first);

@@ -19,7 +19,7 @@
   function isAlike(one, other) {
     if (typeof one === "string" || typeof other === "string") return false;
     // A question that is open about one thing must not come to stand at another.
-    return one[0] === other[0] && one[1].class === other[1].class && one[1]["data-key"] === other[1]["data-key"];
+    return one[0] === other[0] && ["class", "data-key", "data-line"].every((name) => one[1][name] === other[1][name]);
   }
 
   function become(node, before, tree) {
@@ -27,7 +27,7 @@
     for (const [name, value] of Object.entries(tree[1])) {
       if (before[1][name] !== value) node.setAttribute(name, value);
     }
-    draw(node, tree.slice(2));
+    drawInto(node, tree.slice(2));
     return node;
   }
 
@@ -52,7 +52,7 @@
     return [nodes, others.map((one) => one.node)];
   }
 
-  function draw(parent, trees) {
+  function drawInto(parent, trees) {
     const [nodes, gone] = chosen(parent, trees);
     for (const node of gone) node.remove();
     nodes.forEach((node, place) => {
@@ -61,20 +61,14 @@
     held.set(parent, trees);
   }
 
-  const shown = new WeakMap(); // slot -> its attribute, drawn
-
-  function drawWhatIsNew() {
+  function draw(parent, trees) {
     const focused = document.activeElement;
-    for (const slot of document.querySelectorAll("[data-drawn]")) {
-      const trees = slot.dataset.drawn;
-      if (shown.get(slot) === trees) continue;
-      shown.set(slot, trees);
-      draw(slot, JSON.parse(trees || "[]"));
-    }
+    drawInto(parent, trees);
     // What moves to another place loses the focus on the way.
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
-  const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-drawn"] };
-  new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
+  window.gradcanary.onAttribute("data-drawn", (slot, text) => draw(slot, JSON.parse(text || "[]")));
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { draw });
 })();

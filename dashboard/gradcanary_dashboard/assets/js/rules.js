@@ -20,7 +20,7 @@
     empty.value = new URLSearchParams(window.location.search).get("rules") || "";
   }
 
-  new MutationObserver(fill).observe(document.documentElement, { childList: true, subtree: true });
+  window.gradcanary.onChange(fill);
 
   // ---- one at a time
 

@@ -1,6 +1,5 @@
-/* What scripts build pages of: an element, and rows that stay the elements they are. Names come from trainings: they are
-   only ever written as text and attributes. Browsers get the scripts in the order of their names: this one and address.js
-   stand before those that take something from them. */
+/* What scripts build pages of: an element, and children that stay the elements they are. Names come from trainings: they are
+   only ever written as text and attributes. */
 (function () {
   "use strict";
 
@@ -25,15 +24,5 @@
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
-  // Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
-  function drawRows(body, shown, make, write) {
-    const known = new Map(Array.from(body.rows, (row) => [row.dataset.name, row]));
-    arrange(body, shown.map((one) => {
-      const row = known.get(one.name) || make(one.name);
-      write(row, one);
-      return row;
-    }));
-  }
-
-  window.gradcanary = Object.assign(window.gradcanary || {}, { element, drawRows });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { element, arrange });
 })();

@@ -2,23 +2,19 @@
 (function () {
   "use strict";
 
-  const IDLE = "Point at a cell for its value, click it for the layer's curve, twice for its page.";
   const STAY_MS = 150;
   const heard = new WeakSet();
-  const exact = new Map(); // question -> answer, for the revision that is shown
 
-  let revision = null;
+  let known = {}; // the cell that was asked for last, and its exact value
   let waiting = null;
   let staying = null; // the timer of a pointer that may stay
   let under = null; // { plot, row }
 
-  function readout() {
-    return document.getElementById("readout");
-  }
-
+  // Without a text the place says what one may do.
   function say(text) {
-    const place = readout();
-    if (place && place.textContent !== text) place.textContent = text;
+    const place = document.getElementById("readout");
+    const words = text || (place && place.dataset.idle);
+    if (place && place.textContent !== words) place.textContent = words;
   }
 
   // As ``text.numbers.scientific`` has it: 6.1e-7, 0.125, 12,300.
@@ -32,7 +28,8 @@
 
   function cellOf(plot, x, row) {
     const meta = plot.layout.meta;
-    const z = plot.calcdata && plot.calcdata[0] && plot.calcdata[0][0] && plot.calcdata[0][0].z;
+    const [points] = window.gradcanary.plots.pointsOf(plot);
+    const z = points && points[0] && points[0].z;
     if (!meta || !meta.names || !z || !z[row]) return null;
     const place = meta.edges ? window.gradcanary.last(meta.edges, x) : Math.round((x - meta.middle) / meta.width);
     if (place < 0 || place >= z[row].length) return null;
@@ -76,28 +73,22 @@
     return decodeURIComponent(window.location.pathname.split("/")[2] || "");
   }
 
-  function forget() {
-    const heart = document.querySelector(".heart");
-    const shown = heart && heart.dataset.shown;
-    if (shown !== revision) exact.clear();
-    revision = shown;
-  }
-
   function learn(cell) {
-    forget();
     const asked = question(cell);
-    const tell = (text) => { if (text && waiting === asked) say(sentence(cell, cell.meta.stat + " " + text)); };
-    waiting = asked;
-    if (exact.has(asked)) {
-      tell(exact.get(asked));
+    const key = asked + document.querySelector(".heart").dataset.shown; // a column may still be filled
+    const tell = () => say(sentence(cell, cell.meta.stat + " " + known.text));
+    waiting = key;
+    if (known.key === key) {
+      tell();
       return;
     }
     clearTimeout(staying);
     staying = setTimeout(() => {
-      if (waiting !== asked) return;
+      if (waiting !== key) return;
       fetch(asked, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : {})).then(({ text }) => {
-        if (text) exact.set(asked, text); // else the pointer's next move asks again
-        tell(text);
+        if (!text) return; // the pointer's next move asks again
+        known = { key, text };
+        if (waiting === key) tell();
       }, () => { /* the banner says so */ });
     }, STAY_MS);
   }
@@ -128,7 +119,7 @@
     const cell = plot && cellOf(plot, at.x, at.row);
     if (!cell) {
       waiting = null;
-      say(IDLE);
+      say(null);
       return;
     }
     listen(plot);
@@ -147,11 +138,6 @@
       window.gradcanary.go({ layer: under.plot.layout.meta.layers[under.row] });
     }
   });
-
-  new MutationObserver(() => {
-    const place = readout();
-    if (place && !place.textContent) say(IDLE);
-  }).observe(document.documentElement, { childList: true, subtree: true });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { scientific });
 })();

@@ -1,0 +1,127 @@
+/* The address: what is chosen on a page is its query. Controls write it and follow it; links that scripts draw lead on as
+   Dash's own do. */
+(function () {
+  "use strict";
+
+  const { move, onMove, onChange } = window.gradcanary;
+  const CONTROLS = "select[data-key], button[data-key], .field[data-key]";
+  const TYPED_MS = 300; // after the last letter
+
+  // The query with some changes; what is null or empty is left out.
+  function search(changes) {
+    const query = new URLSearchParams(window.location.search);
+    for (const [key, value] of Object.entries(changes)) {
+      if (value === null || value === "") query.delete(key);
+      else query.set(key, value);
+    }
+    const text = query.toString();
+    return text ? "?" + text : "";
+  }
+
+  function page() {
+    return document.querySelector(".heart").id.replace(/-heart$/, "");
+  }
+
+  // Returns whether the address is another one since.
+  function go(changes) {
+    const wanted = search(changes);
+    if (wanted === window.location.search) return false;
+    move(window.location.pathname + wanted);
+    return true;
+  }
+
+  // Another page, without loading the document anew.
+  function open(href) {
+    move(href);
+    window.scrollTo(0, 0);
+  }
+
+  document.addEventListener("click", (event) => {
+    if (event.target.closest(".pages a")) window.scrollTo(0, 0); // the same page of the dashboard, another one of its list
+    const link = event.target.closest("a[data-way], tbody a.layer");
+    if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    open(link.href);
+  });
+
+  // ---- what is typed is sent once the reader types no more, and never when he is elsewhere by then
+
+  const resting = new Map(); // a field, or what it finds -> { timer, at: the address as one typed }
+
+  function here() {
+    return window.location.pathname + window.location.search;
+  }
+
+  // Does something about an element once nothing more is asked of it for a while.
+  function atRest(element, wait_ms, act) {
+    if (resting.has(element)) clearTimeout(resting.get(element).timer);
+    const timer = setTimeout(() => {
+      resting.delete(element);
+      if (element.isConnected) act();
+    }, wait_ms);
+    resting.set(element, { timer, at: here() });
+  }
+
+  // The page that was left stays until the other one is there.
+  function leave() {
+    for (const [element, { timer, at }] of resting) {
+      if (at === here()) continue;
+      clearTimeout(timer);
+      resting.delete(element);
+    }
+  }
+
+  // ---- controls: each has the parameter that it sets, and may name others that its choice makes meaningless
+
+  function choose(control, value) {
+    const cleared = (control.dataset.clears || "").split(" ").filter(Boolean);
+    go({ ...Object.fromEntries(cleared.map((key) => [key, null])), [control.dataset.key]: value });
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-key]");
+    if (!button) return;
+    // A button that toggles takes its choice back when it is pressed already.
+    const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
+    choose(button, isBack ? null : button.dataset.choice);
+  });
+
+  document.addEventListener("change", ({ target: list }) => {
+    if (list.matches("select[data-key]")) choose(list, list.value);
+  });
+
+  document.addEventListener("input", ({ target: field }) => {
+    const control = field.closest(".field[data-key]");
+    if (control) atRest(field, TYPED_MS, () => choose(control, field.value));
+  });
+
+  // What the address says, and never a field while one types in it.
+  function follow() {
+    const query = new URLSearchParams(window.location.search);
+    for (const control of document.querySelectorAll(CONTROLS)) {
+      const wanted = query.get(control.dataset.key) || "";
+      if (control.tagName === "SELECT") control.value = wanted;
+      else if (control.tagName === "BUTTON") control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
+      else fill(control.querySelector("input"), wanted);
+    }
+  }
+
+  function fill(field, text) {
+    if (document.activeElement !== field && field.value !== text) window.dash_clientside.set_props(field.id, { value: text });
+  }
+
+  let followed = null; // the element of the page whose controls say what the address says
+
+  onChange(() => {
+    const heart = document.querySelector(".heart");
+    if (heart !== followed) follow();
+    followed = heart;
+  });
+
+  onMove(() => {
+    leave();
+    setTimeout(follow);
+  });
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { search, page, go, open, atRest });
+})();

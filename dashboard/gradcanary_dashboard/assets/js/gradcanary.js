@@ -1,0 +1,140 @@
+/* What every page does by itself: times in words, its title, the clipboard, the theme, the focus behind a refresh. */
+(function () {
+  "use strict";
+
+  const { go, onChange, every } = window.gradcanary;
+  const root = document.documentElement;
+
+  // ---- times
+
+  function span(seconds) {
+    if (seconds < 120) return seconds + " s";
+    if (seconds < 7200) return Math.round(seconds / 60) + " min";
+    if (seconds < 172800) return Math.round(seconds / 3600) + " h";
+    return Math.round(seconds / 86400) + " days";
+  }
+
+  // A clock that is a little ahead of this one means no future.
+  function ago(then) {
+    const seconds = Math.round((Date.now() - then) / 1000);
+    if (seconds < -60) return "in " + span(-seconds);
+    return seconds < 2 ? "just now" : span(seconds) + " ago";
+  }
+
+  function wordTimes() {
+    for (const element of document.querySelectorAll("time[datetime]")) {
+      const then = Date.parse(element.getAttribute("datetime"));
+      const text = ago(then);
+      if (!Number.isNaN(then) && element.textContent !== text) element.textContent = text;
+    }
+  }
+
+  // ---- a page that opens
+
+  // The way one is on; a run's page is reached from the list of runs.
+  function showWay() {
+    const root = "/" + window.location.pathname.split("/")[1];
+    for (const way of document.querySelectorAll("#ways a")) {
+      const href = way.getAttribute("href");
+      if (href === root || (href === "/" && root === "/runs")) way.setAttribute("aria-current", "page");
+      else way.removeAttribute("aria-current");
+    }
+  }
+
+  function setTitle(title) {
+    if (title) document.title = title + " · gradcanary";
+    showWay();
+    arrive();
+  }
+
+  let isFirst = true;
+
+  // A new page begins at its top and has the focus; the first one the browser announces.
+  function arrive() {
+    const main = document.getElementById("main");
+    const isFree = !main.contains(document.activeElement) && !document.querySelector("dialog[open]");
+    if (!isFirst && isFree) main.focus({ preventScroll: true });
+    window.scrollTo(0, 0);
+    isFirst = false;
+  }
+
+  // ---- clicks
+
+  // Over plain HTTP from another machine browsers have no clipboard for pages, but for what is selected.
+  function copied(text) {
+    if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+    const field = document.createElement("textarea");
+    field.value = text;
+    field.className = "unseen";
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return Promise.resolve(done);
+  }
+
+  // Says on the button what came of it, for a while.
+  async function copy(button, text, otherwise) {
+    const word = button.querySelector(".word");
+    word.dataset.before = word.dataset.before || word.textContent; // it may say "Copied" still
+    word.textContent = await copied(text) ? "Copied" : otherwise;
+    setTimeout(() => { word.textContent = word.dataset.before; }, 1500);
+  }
+
+  function switchTheme() {
+    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+    try { localStorage.setItem("gradcanary-theme", root.dataset.theme); } catch (error) { /* not remembered */ }
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.id === "theme") switchTheme();
+    else if (button.dataset.layer) go({ layer: button.dataset.layer });
+    else if (button.dataset.copy) copy(button, button.dataset.copy, "Select it");
+  });
+
+  // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were, also behind a dialog
+
+  let focused = null;
+
+  function nameOf(element) {
+    return [element.tagName, element.getAttribute("aria-label"), element.textContent].join("|");
+  }
+
+  document.addEventListener("focusin", (event) => {
+    if (event.target.closest("dialog")) return; // what had the focus gets it back when the dialog closes
+    const slot = event.target.closest("main [id]:not(a, button)");
+    focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target), href: event.target.href };
+  });
+
+  document.addEventListener("focusout", (event) => {
+    setTimeout(() => {
+      // Behind another window the element stays the active one.
+      const isLeft = focused && focused.element === event.target && event.target.isConnected && event.target !== document.activeElement;
+      if (isLeft && !document.querySelector("dialog[open]")) focused = null;
+    });
+  });
+
+  onChange(() => {
+    if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
+    const slot = document.getElementById(focused.slot);
+    if (!slot) return;
+    const alike = Array.from(slot.querySelectorAll("a, button, summary")).filter((one) => nameOf(one) === focused.name);
+    // A run and its open incidents are links with the same words.
+    const again = alike.find((one) => one.href === focused.href) || alike[0];
+    if (again) again.focus({ preventScroll: true });
+  });
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (system) => {
+    let kept = null;
+    try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* follow the system */ }
+    if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
+  });
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
+
+  every(500, wordTimes);
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { gradcanary: { title: setTitle } });
+})();

@@ -1,0 +1,169 @@
+/* The rows of tables: drawn here, because a Dash component for each cell cost more than all figures together. A table may be
+   sorted, filtered and shown in part, all of it without a question. Names come from trainings: they are only ever text and
+   the values of attributes. */
+(function () {
+  "use strict";
+
+  const { element, arrange, draw, go, onAttribute, onMove } = window.gradcanary;
+  const NOTHING = "\u2013"; // text.numbers.NOTHING
+
+  const tables = new WeakMap(); // body -> { columns, rows, find, sort, descends, most }
+  const written = new WeakMap(); // row -> what it shows, as JSON
+
+  // ---- a row: { name, href, tone, chosen, cells }; a cell is a text, or { text or parts, mark }
+
+  // A name that is too long for its column goes on behind a dot.
+  function link(name) {
+    const parts = name.split(/(?<=\.)/).flatMap((part) => [part, element("wbr", {})]);
+    return element("a", { class: "layer", title: name }, ...parts);
+  }
+
+  function button(name, inside, attributes) {
+    const words = { title: "Draw its trend here", "aria-label": "Draw the trend of " + name };
+    return element("button", { type: "button", "data-layer": name, ...words, ...attributes }, inside);
+  }
+
+  function icon() {
+    return element("span", { class: "icon icon-trend", "aria-hidden": "true" });
+  }
+
+  const NAMES = {
+    link: (name) => [link(name)],
+    "button link": (name) => [button(name, icon(), { class: "draw" }), link(name)],
+    button: (name) => [button(name, name, {})],
+  };
+
+  function newRow(name, [first, ...others]) {
+    const cells = others.map(({ head, kind }) => element("td", { class: kind, role: "cell", "data-name": head }));
+    return element("tr", { role: "row" }, element("td", { class: "name", role: "cell" }, ...NAMES[first.kind](name)), ...cells);
+  }
+
+  function write(row, shown, [, ...columns]) {
+    const text = JSON.stringify(shown);
+    if (written.get(row) === text) return;
+    written.set(row, text);
+    row.className = [shown.tone, shown.chosen ? "chosen" : ""].filter(Boolean).join(" ");
+    row.querySelector("a")?.setAttribute("href", shown.href);
+    row.querySelector("button")?.setAttribute("aria-pressed", String(shown.chosen));
+    columns.forEach(({ kind }, place) => writeCell(row.cells[place + 1], kind, shown.cells[place]));
+  }
+
+  function writeCell(cell, kind, given) {
+    const { text, mark, parts } = typeof given === "string" ? { text: given } : given;
+    cell.className = [kind, mark, text === NOTHING ? "none" : ""].filter(Boolean).join(" ");
+    if (parts) draw(cell, parts);
+    else if (cell.textContent !== text) cell.textContent = text;
+  }
+
+  // Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
+  function drawRows(body, rows, columns) {
+    const known = new Map(Array.from(body.rows, (row) => [row.dataset.row, row]));
+    const seen = new Map(); // name -> rows with it so far
+    arrange(body, rows.map((shown) => {
+      const count = (seen.get(shown.name) || 0) + 1;
+      seen.set(shown.name, count);
+      const key = shown.name + " " + count;
+      const row = known.get(key) || newRow(shown.name, columns);
+      row.dataset.row = key;
+      write(row, shown, columns);
+      return row;
+    }));
+  }
+
+  // ---- which rows, in which order
+
+  function textOf(row, place) {
+    return place === 0 ? row.name : row.cells[place - 1];
+  }
+
+  // As numbers where they are, what is not there last.
+  function compare(table, one, other) {
+    const [a, b] = [one, other].map((row) => textOf(row, table.sort));
+    const [x, y] = [a, b].map((text) => Number(text.replace(/,/g, "")));
+    const sign = table.descends ? -1 : 1;
+    if (!Number.isNaN(x) && !Number.isNaN(y)) return sign * (x - y);
+    if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+    return sign * a.localeCompare(b, undefined, { numeric: true });
+  }
+
+  function chosen(table) {
+    const part = table.find.trim().toLowerCase();
+    const found = table.rows.filter((row) => row.name.toLowerCase().includes(part));
+    return table.sort === null ? found : found.sort((one, other) => compare(table, one, other));
+  }
+
+  function drawTable(body) {
+    const table = tables.get(body);
+    const found = chosen(table);
+    const shown = found.slice(0, table.most);
+    drawRows(body, shown, table.columns);
+    if (body.dataset.few) tell(body, table, shown.length, found.length);
+  }
+
+  function tell(body, table, shown, found) {
+    const [few, matching, all] = [shown, found, table.rows.length].map((count) => count.toLocaleString("en"));
+    const isPart = shown < found || found < table.rows.length;
+    const words = `${few} of ${matching} shown${matching === all ? "" : `, of ${all} in all`}`;
+    document.getElementById(body.id + "-shown").textContent = isPart ? words : "";
+    document.getElementById(body.id + "-more").hidden = shown >= found;
+    for (const sorter of body.parentElement.querySelectorAll("button[data-sort]")) {
+      const order = Number(sorter.dataset.sort) === table.sort ? (table.descends ? "descending" : "ascending") : "none";
+      sorter.closest("th").setAttribute("aria-sort", order);
+    }
+  }
+
+  onAttribute("data-rows", (body, text) => {
+    if (!tables.has(body)) {
+      tables.set(body, { columns: JSON.parse(body.dataset.columns), find: "", sort: null, descends: false, most: Number(body.dataset.few) || Infinity });
+      if (body.dataset.few) read(body);
+    }
+    tables.get(body).rows = JSON.parse(text);
+    drawTable(body);
+  });
+
+  // ---- what is chosen is in the address: a part of names, and the column of the order, with a minus where it descends
+
+  function read(body) {
+    const query = new URLSearchParams(window.location.search);
+    const [, minus, place] = /^(-?)(\d+)$/.exec(query.get("by") || "") || [];
+    const table = tables.get(body);
+    const sort = place in table.columns ? Number(place) : null;
+    Object.assign(table, { find: query.get("find") || "", sort, descends: minus === "-" });
+  }
+
+  function sortBy(body, sort) {
+    const table = tables.get(body);
+    Object.assign(table, { sort, descends: table.sort === sort && !table.descends });
+    drawTable(body);
+    go({ find: table.find, by: (table.descends ? "-" : "") + sort });
+  }
+
+  function showMore(body) {
+    tables.get(body).most += 5 * Number(body.dataset.few);
+    drawTable(body);
+  }
+
+  document.addEventListener("click", ({ target }) => {
+    const sorter = target.closest("button[data-sort]");
+    const more = target.closest("button[data-more]");
+    if (sorter) sortBy(sorter.closest("table").tBodies[0], Number(sorter.dataset.sort));
+    if (more) showMore(document.getElementById(more.dataset.more));
+  });
+
+  // The field itself is a control: address.js writes what is typed into the address.
+  document.addEventListener("input", ({ target }) => {
+    const field = target.closest("[data-finds]");
+    const body = field && document.getElementById(field.dataset.finds);
+    if (!body) return;
+    Object.assign(tables.get(body), { find: target.value, most: Number(body.dataset.few) });
+    drawTable(body);
+  });
+
+  onMove(() => setTimeout(() => {
+    for (const body of document.querySelectorAll("tbody[data-few]")) {
+      if (!tables.has(body)) continue;
+      read(body);
+      drawTable(body);
+    }
+  }));
+})();

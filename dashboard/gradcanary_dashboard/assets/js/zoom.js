@@ -1,0 +1,78 @@
+/* The steps in sight: by dragging over a figure, and for fingers and keys by buttons. The address has them. */
+(function () {
+  "use strict";
+
+  const { go, page } = window.gradcanary;
+  const WHOLE = { from: null, to: null };
+
+  function within(first, last) {
+    const from = Math.max(0, Math.round(first));
+    return { from: from, to: Math.max(from, Math.round(last)) };
+  }
+
+  // The first and the last step there are; nothing before there is one.
+  function reached() {
+    const steps = document.getElementById(page() + "-moves")?.dataset.steps;
+    return steps ? steps.split(" ").map(Number) : null;
+  }
+
+  // The first and the last step in sight, as the address has them; a link may lead to steps that nobody has yet.
+  function inSight([begin, end]) {
+    const query = new URLSearchParams(window.location.search);
+    const [first, last] = [["from", begin], ["to", end]].map(([key, all]) => (/^\d+$/.test(query.get(key) || "") ? Number(query.get(key)) : all));
+    return first <= last ? [first, last] : [begin, end];
+  }
+
+  // No step beyond those there are, but for those in sight. All of them is what an address means that is silent.
+  function bounded({ from, to }) {
+    const there = reached();
+    if (!there) return { from, to };
+    const [begin, end] = there;
+    const [first, last] = inSight(there);
+    if (from <= begin && to >= end) return WHOLE;
+    return within(Math.max(from, Math.min(begin, first)), Math.min(to, Math.max(end, last)));
+  }
+
+  function moved(move) {
+    const there = reached();
+    if (move === "reset" || !there) return WHOLE;
+    const [begin, end] = there;
+    const [first, last] = inSight(there);
+    const width = last - first + 1;
+    if (move === "in") return within(first + width / 4, first + width / 4 + Math.max(1, Math.floor(width / 2)) - 1);
+    if (move === "out") return bounded(within(first - width / 2, first + width * 1.5 - 1));
+    if (first <= begin && last >= end) return {};
+    const by = Math.max(1, Math.round(width / 2));
+    const later = Math.max(first, Math.min(first + by, end - width + 1));
+    const from = move === "later" ? later : Math.min(first, Math.max(first - by, begin));
+    return within(from, from + width - 1);
+  }
+
+  // An end of the axis lies between two steps; read back from a time it is a little beside.
+  const SLIVER = 0.05;
+
+  // The steps of which more than a sliver lies in a stretch of the axis; each has half a step on either side.
+  function touched(left, right) {
+    return within(left + SLIVER, Math.ceil(right - 0.5 - SLIVER));
+  }
+
+  // What a drag or a double click on a figure means for the address; null: nothing.
+  function zoomed(change) {
+    const first = change["xaxis.range[0]"];
+    const last = change["xaxis.range[1]"];
+    if (first !== undefined && last !== undefined) return bounded(touched(window.gradcanary.step(first), window.gradcanary.step(last)));
+    return change["xaxis.autorange"] ? WHOLE : null;
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-zoom]");
+    if (button) go(moved(button.dataset.zoom));
+  });
+
+  // Plotly takes every touch for a zoom; a finger on a plot must still scroll the page, and a tap still clicks.
+  document.addEventListener("touchstart", (event) => {
+    if (event.target.closest && event.target.closest(".js-plotly-plot")) event.stopPropagation();
+  }, { capture: true, passive: true });
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed });
+})();
