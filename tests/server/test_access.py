@@ -153,6 +153,7 @@ FOR_AGENTS = {
 FOR_READERS = {
     "GET /metrics",
     *(f"GET /api/v1/runs{rest}" for rest in ("", "/{run}", "/{run}/layers", "/{run}/series", "/{run}/heatmap")),
+    "GET /api/v1/runs/{run}/layers/{layer}",
     *(f"GET /api/v1/runs/{{run}}/{rest}" for rest in ("metrics", "metrics.csv", "export.csv", "recording")),
     *(f"GET /api/v1/{rest}" for rest in ("incidents", "incidents/{number}", "storage")),
     *(f"GET /api/v1/silences{rest}" for rest in ("", "/preview")),
@@ -169,7 +170,7 @@ def test_each_route_lets_in_whom_it_is_for(app, admin, made):
     assert routes >= FOR_EVERYBODY | FOR_AGENTS | FOR_READERS
     for route in sorted(routes):
         method, _, path = route.partition(" ")
-        path = re.sub(r"{(number|seq)}", "99", re.sub(r"{(run|session|name)}", "nobody", path))
+        path = re.sub(r"{(number|seq)}", "99", re.sub(r"{(run|session|name|layer)}", "nobody", path))
         told = {scope: app.request(method, path, headers=headers).status_code for scope, headers in askers.items()}
         refused = {scope: status for scope, status in told.items() if status in (401, 403)}
         may = {"ingest", "admin"} if route in FOR_AGENTS else {"read", "admin"} if route in FOR_READERS else {"admin"}

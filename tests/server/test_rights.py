@@ -67,7 +67,8 @@ def test_what_a_request_takes(method, path, scope):
 
 API = {
     "read": """
-        GET /runs, GET /runs/{run}, GET /runs/{run}/layers, GET /runs/{run}/series, GET /runs/{run}/heatmap,
+        GET /runs, GET /runs/{run}, GET /runs/{run}/layers, GET /runs/{run}/layers/{layer:path},
+        GET /runs/{run}/series, GET /runs/{run}/heatmap,
         GET /runs/{run}/metrics, GET /runs/{run}/export.csv, GET /runs/{run}/metrics.csv, GET /runs/{run}/recording,
         GET /rules, GET /incidents, GET /incidents/{number},
         GET /silences, GET /silences/preview, GET /endpoints, GET /endpoints/{number},

@@ -23,7 +23,7 @@ _INGEST = re.compile(r"/api/v1/runs/[^/]+/sessions/[^/]+(/.*)?", re.DOTALL)
 _READABLE = re.compile(
     r"""
     /api/v1/(
-        runs | runs/[^/]+ | runs/[^/]+/(layers|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
+        runs | runs/[^/]+ | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
         | rules
         | incidents | incidents/[^/]+
         | silences | silences/preview
