@@ -14,6 +14,13 @@ FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100
 """How many incidents of a state a page has, and which come first: of resolved ones the newest."""
 
 
+DETAILED_OF_RUN = 8
+"""Incidents that a run's page shows with their layers and deliveries; the others are listed by their summary."""
+
+DETAILED_OF_LAYER = 24
+"""The same on a layer's page, which has no other list."""
+
+
 @dataclass(frozen=True)
 class Chapter:
     """Incidents of one state, newest first, open ones worst first; ``next`` is the ``before`` of the following page."""
@@ -42,9 +49,17 @@ def rules(collector: Collector) -> list[str]:
 
 
 def worst(collector: Collector, **query: str | int | None) -> Answer:
-    """Return what is open first, then what runs ended on, the worst of each first, what layers did before what is late,
-    then the newest. The collector puts them in this order: of more than one answer holds the first are the worst."""
+    """Return open incidents, then those that runs ended on, then the others; the worst of each kind first.
+
+    The collector sorts them: if there are more than an answer holds, it holds the worst.
+    """
     return collector.incidents(sort="worst", **query)
+
+
+def worst_of_run(collector: Collector, run: str, layer: int | None = None) -> Answer:
+    """Return the incidents of a run, or of a layer of it, the worst first, the first of them with all details."""
+    detailed = DETAILED_OF_RUN if layer is None else DETAILED_OF_LAYER
+    return worst(collector, run=run, layer=layer, detailed=detailed)
 
 
 def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:

@@ -21,9 +21,6 @@ POINTS = 600
 NO_LAYER = "^$"
 """An expression that is in no name: none is empty."""
 
-DETAILED_INCIDENTS = 8
-"""Incidents asked for in full, the named one and the newest; more are listed by their summary."""
-
 TOTAL_NORM, CLIP_FACTOR = "total_norm", "clip_factor"
 """Metrics of samples before a clip: the norm is there of each, the factor where gradients were written to after it."""
 
@@ -56,7 +53,7 @@ class RunData:
 
 
 def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
-    """Ask for everything; ``shown`` is the number of the layer drawn before."""
+    """Read everything; ``shown`` is the number of the layer drawn before."""
     incidents, incidents_version = load_incidents(collector, run, view.incident)
     all_layers = collector.run(run, "layers").body["layers"]
     chosen = choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
@@ -147,35 +144,38 @@ def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
 
 
 def load_incidents(
-    collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS, *, layer: int | None = None
+    collector: Collector, run: str, named: int | None, *, layer: int | None = None
 ) -> tuple[list[Mapping[str, Any]], str]:
     """Return the incidents of a run, or of a layer of it, and their version.
 
-    The named one comes first, then open ones, worst first; the first few are in full.
+    The named one comes first, with all details; then open ones, worst first.
     """
-    listed = incident_data.worst(collector, run=run, layer=layer)
-    # Whoever came for one does not look for it.
-    ranked = sorted(_with(named, collector, listed.body, layer), key=lambda incident: incident["id"] != named)
-    found = [
-        collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
-        for place, incident in enumerate(ranked)
-    ]
-    return found, listed.version
+    answer = incident_data.worst_of_run(collector, run, layer)
+    incidents: list[Mapping[str, Any]] = answer.body["incidents"]
+    first = _named(named, collector, answer.body, layer)
+    if first is None:
+        return incidents, answer.version
+    return [first, *(incident for incident in incidents if incident["id"] != named)], answer.version
 
 
-def _with(
-    named: int | None, collector: Collector, listed: Mapping[str, Any], layer: int | None
-) -> list[Mapping[str, Any]]:
-    """Return the incidents that are listed, and the named one of the same run and layer beyond the end of the list."""
+def _named(
+    number: int | None, collector: Collector, listed: Mapping[str, Any], layer: int | None
+) -> Mapping[str, Any] | None:
+    """Return an incident of the same run and layer with all details; None if there is none with this number."""
     incidents: list[Mapping[str, Any]] = listed["incidents"]
-    if named is None or listed["next"] is None or any(each["id"] == named for each in incidents):
-        return incidents
+    known = next((incident for incident in incidents if incident["id"] == number), None)
+    if number is None or (known is None and listed["next"] is None):
+        return None
+    if known is not None and "layers" in known:
+        return known
     try:
-        behind = collector.incident(named).body
+        found: Mapping[str, Any] = collector.incident(number).body
     except NotFoundError:
-        return incidents
-    is_meant = behind["run"] == incidents[0]["run"] and (layer is None or _concerns(behind, layer))
-    return [behind, *incidents] if is_meant else incidents
+        return known
+    is_listed = known is not None or (
+        found["run"] == incidents[0]["run"] and (layer is None or _concerns(found, layer))
+    )
+    return found if is_listed else None
 
 
 def _concerns(incident: Mapping[str, Any], layer: int) -> bool:

@@ -59,7 +59,7 @@ def of_layer(
     found = layers.find(collector.run(run, "layers").body["layers"], wanted)
     if found is None:
         raise NotFoundError(f"The run {run} has no layer {wanted}.")
-    stats = [stat] if stat in STATS else layer_data.measured(collector, run, found["layer"])
+    stats = [stat] if stat in STATS else layer_data.measured_stats(collector, run, found["layer"])
     asked = {"stat": stats, "layer": str(found["layer"]), **run_data.bounds(view)}
     what = [found["name"], *([stat] if stat in STATS else [])]
     return file_name(run, *what, view), stack.enter_context(collector.download(run, "export.csv", **asked))

@@ -137,7 +137,7 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
     if shown.get("incidents") is None:
         return True
     # A message is on its way: deliveries move on without a new revision of the run.
-    listed = incident_data.worst(collector, run=arguments["run"], layer=shown.get("of_layer"))
+    listed = incident_data.worst_of_run(collector, arguments["run"], shown.get("of_layer"))
     return bool(listed.version == shown["incidents"])
 
 
