@@ -153,12 +153,20 @@ def test_a_name_cannot_leave_its_path(script: Script, collector: Collector) -> N
     assert script.asked == [("/api/v1/runs/..%2Fincidents%3Fx%3D1", None)]
 
 
-def test_only_so_many_answers_are_remembered(script: Script, collector: Collector) -> None:
-    for number in range(client.KEPT_ANSWERS + 1):
+def test_kept_answers_have_a_limit_in_bytes(script: Script, collector: Collector) -> None:
+    script.body = json.dumps("x" * (client.KEPT_BYTES // 4)).encode()
+    for number in range(4):
         collector.incident(number)
     collector.incident(0)
-    collector.incident(client.KEPT_ANSWERS)
+    collector.incident(3)
     assert [known for _, known in script.asked[-2:]] == [None, '"1"']
+
+
+def test_kept_answers_small_ones_of_many_tabs_stay(script: Script, collector: Collector) -> None:
+    for _ in range(2):
+        for number in range(500):
+            collector.incident(number)
+    assert {known for _, known in script.asked[500:]} == {'"1"'}
 
 
 def test_unknown_is_not_unreachable(script: Script, collector: Collector) -> None:

@@ -21,8 +21,9 @@ import orjson
 from gradcanary_dashboard.collector.errors import DeniedError, NotFoundError, RefusedError, UnreachableError
 
 API = "/api/v1"
-KEPT_ANSWERS = 64
-"""Answers remembered for a conditional request: a heatmap is about half a megabyte."""
+KEPT_BYTES = 32 * 2**20
+"""Bytes of the answers that are kept for conditional requests: a heatmap has about half a megabyte, most have a few
+kilobytes. A number of answers would be too few for many tabs, or too many for the memory."""
 
 ENDPOINTS_FOR_S = 10.0
 
@@ -65,6 +66,15 @@ class Answer:
     version: str
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """An answer, its ETag and the bytes of its body."""
+
+    etag: str
+    answer: Answer
+    size: int
+
+
 class Collector:
     """One collector; safe to share between threads, all tabs share its remembered answers.
 
@@ -98,9 +108,8 @@ class Collector:
             headers=_packing(self.url),
             verify=trusted or self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
         )
-        self._remembered: OrderedDict[str, tuple[str, Answer]] = (
-            OrderedDict()
-        )  # with the tag by which it is asked again
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept_bytes = 0
         self._endpoints: tuple[float, Answer | None] = (0.0, None)
         self._lock = threading.Lock()
 
@@ -204,12 +213,12 @@ class Collector:
         return answer
 
     def _ask(self, key: str, request: httpx.Request) -> Answer:
-        known = self._recall(key)
-        if known is not None:
-            request.headers["if-none-match"] = known[0]
+        kept = self._recall(key)
+        if kept is not None:
+            request.headers["if-none-match"] = kept.etag
         response = self._send(request)
-        if response.status_code == 304 and known is not None:
-            return known[1]
+        if response.status_code == 304 and kept is not None:
+            return kept.answer
         return self._read(key, response)
 
     def _send(self, request: httpx.Request, *, streams: bool = False) -> httpx.Response:
@@ -243,21 +252,24 @@ class Collector:
         etag = response.headers.get("etag")
         answer = Answer(body, hashlib.sha256(response.content).hexdigest())
         if etag is not None and key:
-            self._remember(key, etag, answer)
+            self._keep(key, _Kept(etag, answer, len(response.content)))
         return answer
 
-    def _recall(self, key: str) -> tuple[str, Answer] | None:
+    def _recall(self, key: str) -> _Kept | None:
         with self._lock:
-            if key in self._remembered:
-                self._remembered.move_to_end(key)
-            return self._remembered.get(key)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
 
-    def _remember(self, key: str, etag: str, answer: Answer) -> None:
+    def _keep(self, key: str, kept: _Kept) -> None:
+        """Keep an answer, and drop those that were used longest ago as soon as all take too many bytes."""
         with self._lock:
-            self._remembered[key] = etag, answer
-            self._remembered.move_to_end(key)
-            while len(self._remembered) > KEPT_ANSWERS:
-                self._remembered.popitem(last=False)
+            before = self._kept.pop(key, None)
+            self._kept[key] = kept
+            self._kept_bytes += kept.size - (0 if before is None else before.size)
+            while self._kept_bytes > KEPT_BYTES:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped.size
 
 
 def _packing(url: str) -> dict[str, str]:
