@@ -56,9 +56,9 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
     app.layout = shell.layout(collector.public_url, signs_in=collector.as_reader)
     callbacks.register(app, collector)
 
-    # Ours and Dash's come last, behind the collector's own: Dash reads bodies before it knows whether anybody may ask,
-    # and who lets people in has to see which page they want.
-    dashs = server.user_middleware[: len(server.user_middleware) - len(others)]
+    # The collector's own come first: Dash reads bodies before the token is checked, and the sign-in needs the path.
+    # Dash may add its own at either end.
+    of_dash = [each for each in server.user_middleware if each not in others]
     documents = Middleware(
         Documents,
         policy=shell.policy(app),
@@ -66,7 +66,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
         nowhere=shell.NOWHERE,
         read_whole=(rules.PATH,),
     )
-    server.user_middleware[:] = [*others, documents, *dashs]
+    server.user_middleware[:] = [*others, documents, *of_dash]
     return app
 
 
