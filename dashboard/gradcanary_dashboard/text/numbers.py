@@ -23,6 +23,7 @@ STATES = {
 RESOLUTIONS = {
     "recovered": "recovered",
     "run_finished": "run ended",
+    "run_deleted": "run deleted",
     "rule_changed": "rule changed",
     "layer_gone": "layer gone",
     "resumed": "resumed",
