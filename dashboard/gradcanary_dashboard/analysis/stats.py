@@ -40,7 +40,13 @@ STATS = {
         Stat("weight_norm", "Weight norm", "L2 norm of the weights"),
         Stat("accumulation_error", "Accumulation error", "what summing up lost, beside a float32 sum", True, True),
         Stat("norm_ratio", "Norm ratio", "norm of the summed gradient, by that of a float32 sum", False),
-        Stat("frozen_fraction", "Frozen fraction", "share of the weights that 50 steps did not move", False, True),
+        Stat(
+            "frozen_fraction",
+            "Frozen fraction",
+            "share of the weights that 50 steps or more did not move",
+            False,
+            True,
+        ),
     )
 }
 if tuple(STATS) != wire.STATS:
