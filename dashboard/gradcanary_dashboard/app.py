@@ -64,7 +64,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
         policy=shell.policy(app),
         is_page=registry.is_page,
         nowhere=shell.NOWHERE,
-        read_whole=(rules.PATH,),
+        read_whole=(rules.PATH, refresh.PATH),
     )
     server.user_middleware[:] = [*others, documents, *of_dash]
     return app

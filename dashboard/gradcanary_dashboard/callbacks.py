@@ -8,7 +8,7 @@ from typing import Literal
 from dash import ClientsideFunction, Dash, Input, Output, State
 
 from gradcanary_dashboard.actions import endpoints, incidents, run, silences, tokens
-from gradcanary_dashboard.collector.client import Collector, asking_once
+from gradcanary_dashboard.collector.client import Collector, one_answer_per_question
 from gradcanary_dashboard.collector.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.components import banners
 from gradcanary_dashboard.pages import registry
@@ -41,7 +41,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         page, arguments = registry.find(pathname or "/")
         title = " ".join(arguments.values()) or page.title
         try:
-            with asking_once():
+            with one_answer_per_question():
                 contents = page.ask(collector, arguments, search or "", {})
             return {"main": page.frame(arguments, contents), "title": contents.get("title", title), "outage": None}
         except NotFoundError:

@@ -15,7 +15,7 @@ from collectors import Collector as Process
 from streams import Session, Stream, healthy
 
 from gradcanary import wire
-from gradcanary_dashboard.collector.client import Collector, asking_once
+from gradcanary_dashboard.collector.client import Collector, one_answer_per_question
 from gradcanary_dashboard.pages import registry
 from gradcanary_dashboard.pages.registry import Contents
 
@@ -98,7 +98,7 @@ def render(api: Collector, address: str, shown: str = "{}") -> Contents:
     """Return the contents of a page, none if they are those that it shows already."""
     parts = urlsplit(address)
     page, arguments = registry.find(parts.path)
-    with asking_once():
+    with one_answer_per_question():
         return page.ask(api, arguments, f"?{parts.query}" if parts.query else "", json.loads(shown))
 
 

@@ -87,7 +87,7 @@ def hello():
 def test_nobody_gets_anything_without_a_token(app):
     for method, path in (
         ("GET", "/api/v1/runs"), ("GET", RUN), ("DELETE", RUN), ("PUT", SESSION), ("POST", "/api/v1/silences"),
-        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"), ("GET", "/_news"),
+        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"), ("POST", "/_refresh"),
         ("GET", "/assets/gradcanary.js"), ("GET", "/_dash-layout"), ("GET", "/anything"), ("TRACE", "/api/v1/runs"),
     ):  # fmt: skip
         answer = app.request(method, path)
@@ -110,7 +110,7 @@ def test_a_right_one_in_the_address_is_none_either(app, admin):
 
 @pytest.mark.parametrize("host", ["x/sign-in?", "x/healthz#", "x/sign-in?a=", "evil.example"])
 def test_a_name_that_holds_a_path_changes_nothing(app, host):
-    for path in ("/api/v1/runs", "/api/v1/tokens", "/_news"):
+    for path in ("/api/v1/runs", "/api/v1/tokens", "/_cell"):
         assert app.get(path, headers={"host": host}).status_code in (400, 401)
     assert app.delete(RUN, headers={"host": host}).status_code in (400, 401)
 

@@ -164,8 +164,8 @@
   }
 
   // A change may take its time, a test message ten seconds.
-  function isQuestion({ method = "GET" }) {
-    return method === "GET";
+  function isQuestion({ method = "GET", reads = false }) {
+    return reads || method === "GET";
   }
 
   // The question of Dash that a page is opened by.
@@ -212,8 +212,8 @@
   };
 
   function askNews(path, search, shown) {
-    const question = new URLSearchParams({ path: path, search: search, shown: shown });
-    return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
+    const question = { method: "POST", body: JSON.stringify({ path, search, shown }), reads: true };
+    return window.fetch("/_refresh", question).then((answer) => (answer.status === 200 ? answer.json() : null));
   }
 
   // ---- cells of heatmaps: an answer holds the columns that are new

@@ -114,7 +114,7 @@
       cards.get(key).asked = now;
     }
     const number = ++sent;
-    fetch("/_panels?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
+    fetch("/_metrics?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
       for (const panel of panels) draw(panel, now, number, of);
     }).catch(() => {
       for (const key of missing) if (cards.has(key)) cards.get(key).plot.dataset.says = "The collector does not answer; asked again soon.";
@@ -137,7 +137,7 @@
     const card = cards.get(panel.key);
     if (!card || (card.number || 0) > number) return; // a later question was answered sooner
     Object.assign(card, { of, number, found: panel });
-    card.table.href = "/_csv/metrics?" + new URLSearchParams({ ...question, key: panel.key });
+    card.table.href = "/_download/metrics?" + new URLSearchParams({ ...question, key: panel.key });
     delete card.plot.dataset.says;
     window.gradcanary.react(card.plot, panel.figure);
     card.note.dataset.last = "1";

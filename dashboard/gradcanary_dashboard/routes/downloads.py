@@ -27,41 +27,41 @@ Made = Callable[[ExitStack], tuple[str, Pieces]]
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_csv`` and what is below it. To be called before Dash, whose routes answer every path."""
+    """Serve ``/_download`` and what is below it. To be called before Dash, whose routes answer every path."""
 
-    @server.get("/_csv", include_in_schema=False)
+    @server.get("/_download", include_in_schema=False)
     async def samples_of_rows(run: str, search: str = "") -> Response:
         return await _answered(lambda stack: of_heatmap(collector, stack, run, parse(search)))
 
-    @server.get("/_csv/metrics", include_in_schema=False)
+    @server.get("/_download/metrics", include_in_schema=False)
     async def points_of_metric(run: str, key: str, search: str = "") -> Response:
         return await _answered(lambda stack: of_panel(collector, stack, run, key, parse(search)))
 
-    @server.get("/_csv/layer", include_in_schema=False)
+    @server.get("/_download/layer", include_in_schema=False)
     async def samples_of_layer(run: str, layer: str, stat: str | None = None, search: str = "") -> Response:
         return await _answered(lambda stack: of_layer(collector, stack, run, layer, stat, parse(search)))
 
-    @server.get("/_csv/layers", include_in_schema=False)
+    @server.get("/_download/layers", include_in_schema=False)
     async def table_of_layers(run: str, search: str = "") -> Response:
         return await _answered(lambda _: of_layers(collector, run, parse(search)))
 
-    @server.get("/_csv/compare", include_in_schema=False)
+    @server.get("/_download/compare", include_in_schema=False)
     async def compared_curves(search: str) -> Response:
         return await _answered(lambda stack: of_curves(collector, stack, parse_compare(search)))
 
-    @server.get("/_csv/differences", include_in_schema=False)
+    @server.get("/_download/differences", include_in_schema=False)
     async def compared_layers(search: str) -> Response:
         return await _answered(lambda _: of_differences(collector, parse_compare(search)))
 
-    @server.get("/_csv/runs", include_in_schema=False)
+    @server.get("/_download/runs", include_in_schema=False)
     async def listed_runs(search: str = "") -> Response:
         return await _answered(lambda _: runs_export.of_runs(collector, runs_address.parse(search)))
 
-    @server.get("/_csv/incident", include_in_schema=False)
+    @server.get("/_download/incident", include_in_schema=False)
     async def members_of_incident(number: int) -> Response:
         return await _answered(lambda _: incidents_export.of_members(collector, number))
 
-    @server.get("/_csv/incidents", include_in_schema=False)
+    @server.get("/_download/incidents", include_in_schema=False)
     async def listed_incidents(search: str = "") -> Response:
         return await _answered(lambda _: incidents_export.of_incidents(collector, incidents_address.parse(search)))
 

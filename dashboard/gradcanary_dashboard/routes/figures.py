@@ -21,7 +21,7 @@ from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.figures.metrics import Panel
 from gradcanary_dashboard.text import numbers as number_text
-from gradcanary_dashboard.web.threads import QUESTIONS, apart
+from gradcanary_dashboard.web.threads import QUESTIONS, in_thread
 
 MOST_SERIES = 100
 """Series of one answer of the collector."""
@@ -36,15 +36,15 @@ Layers = Annotated[list[int], Query(alias="layer", min_length=1, max_length=MOST
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_panels`` and ``/_cell``. To be called before Dash, whose routes answer every path."""
+    """Serve ``/_metrics`` and ``/_cell``. To be called before Dash, whose routes answer every path."""
 
-    @server.get("/_panels", include_in_schema=False)
+    @server.get("/_metrics", include_in_schema=False)
     async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
-        return await apart(QUESTIONS, _answered, lambda: {"panels": drawn(collector, run, key, parse(search))})
+        return await in_thread(QUESTIONS, _answered, lambda: {"panels": drawn(collector, run, key, parse(search))})
 
     @server.get("/_cell", include_in_schema=False)
     async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
-        return await apart(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
+        return await in_thread(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
 
 
 def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
