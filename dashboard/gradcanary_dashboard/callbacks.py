@@ -1,4 +1,4 @@
-"""What runs when a page opens, when there is news, and at a click: the edge between Dash and the pages."""
+"""Callbacks of the opening and the refresh of pages, and registration of those of clicks."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
 
 
 def _register_refresh(app: Dash, page: Page) -> None:
-    """Let the browser fill the page's slots when there is news or the reader chooses something else
-    (``routes.refresh``)."""
+    """Register the refresh of a page, which runs in the browser: after a change, and at a choice of the reader."""
     heart = f"{page.name}-heart"
     register_callback: Callable[..., None] = app.clientside_callback
     register_callback(
@@ -69,7 +68,7 @@ def _register_refresh(app: Dash, page: Page) -> None:
 
 
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone; the functions are in ``assets/gradcanary.js``."""
+    """Register the callbacks that run in the browser (``gradcanary.js``)."""
 
     def browser(
         function: str, *arguments: Output | Input | State, at_click: bool | Literal["initial_duplicate"] = False

@@ -1,4 +1,4 @@
-"""What clicks on the pages of endpoints do: each asks the collector, in the reader's name, and says how it went."""
+"""Clicks on the pages of endpoints: each sends a change with the reader's credentials, and shows the result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _register_new(app: Dash, collector: Collector) -> None:
 
 
 def _register_doing(app: Dash, collector: Collector) -> None:
-    """Test, send again, enable, disable, rotate: all answer in one place. The first two wait for the receiver."""
+    """Register test, redelivery, enable, disable and rotate, which answer in one slot."""
     answer, place = "endpoint-answer", State("url", "pathname")
     waiting = [(Output("endpoint-waits", "hidden"), False, True)]
     asks = Input("endpoint-test-do", "n_clicks"), Input(endpoint_text.SENT_AGAIN, "data")

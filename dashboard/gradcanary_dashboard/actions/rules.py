@@ -1,4 +1,4 @@
-"""What a click on the page of rules does: tries rules on the last runs, and passes on how that goes."""
+"""The trial of rules on the last runs: streams its progress to the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradcanary_dashboard.web.streaming import opened
 from gradcanary_dashboard.web.threads import CHANGES
 
 PATH = "/_trial"
-"""Takes the text of a rules.yaml, and answers lines: each is what a slot of the page shows from now on."""
+"""Takes the text of a rules.yaml, and answers lines of JSON: new contents of slots."""
 
 
 def register(server: FastAPI, collector: Collector) -> None:
@@ -30,7 +30,7 @@ def register(server: FastAPI, collector: Collector) -> None:
 
 
 def _lines(collector: Collector, text: str) -> Generator[bytes, None, None]:
-    """Yield what the page shows for each line of a trial; a refusal is a line, too."""
+    """Yield the contents of slots for each line of a trial; a refusal is a line, too."""
     rest = b""
     try:
         with collector.trial(text if text.strip() else None) as pieces:

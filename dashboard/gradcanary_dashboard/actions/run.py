@@ -1,4 +1,4 @@
-"""What clicks on the page of a run's settings do."""
+"""Clicks on the page of a run's settings."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def _api(run: str) -> str:
 
 
 def tags_of(text: str) -> list[str]:
-    """Return the tags of a field: parted by commas, without empty ones."""
+    """Return the tags of a field, split at commas, without empty ones."""
     return [tag.strip() for tag in text.split(",") if tag.strip()]

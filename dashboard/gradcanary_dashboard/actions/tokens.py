@@ -1,4 +1,4 @@
-"""What clicks on the page of tokens do."""
+"""Clicks on the page of tokens."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _register_end_of_token(app: Dash, collector: Collector) -> None:
 
 
 def _days(text: str | None) -> float | str | None:
-    """Return the days of a field, None where it is empty, else what is wrong."""
+    """Return the days of a field, None if it is empty, or a sentence if it is not a number."""
     if not (text or "").strip():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Everything that the page of several runs shows, asked from the collector."""
+"""The answers for the comparison page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ POINTS = 600
 
 
 def version(collector: Collector, wanted: CompareView) -> str:
-    """Return what changes when the page does: with any of its runs, and before two are chosen with the list."""
+    """Return the version of the page: of all its runs, and of the list until two runs are chosen."""
     versions = [_version(collector, run) for run in wanted.runs]
     known = [each for each in versions if each]
     return " ".join(versions if len(known) > 1 else [*versions, collector.runs().version])
 
 
 def load(collector: Collector, wanted: CompareView, shown: str | None) -> CompareData:
-    """Ask for everything; ``shown`` is the name of the layer drawn before."""
+    """Read everything; ``shown`` is the name of the layer drawn before."""
     told = {run: _told(collector, run) for run in wanted.runs}
     known = [answer for answer in told.values() if answer is not None]
     listed = collector.runs().body["runs"]
@@ -67,7 +67,7 @@ def _compared(collector: Collector, run: Mapping[str, Any], letter: str, wanted:
 
 
 def _common(runs: Sequence[Compared], wanted: CompareView) -> Steps | None:
-    """Return the steps in sight that all runs have which have any."""
+    """Return the visible steps that all runs with any step have in common."""
     known = [run.steps for run in runs if run.steps is not None]
     if len(known) < 2:
         return None
@@ -78,7 +78,7 @@ def _common(runs: Sequence[Compared], wanted: CompareView) -> Steps | None:
 
 
 def _with_differences(collector: Collector, data: CompareData, wanted: CompareView) -> CompareData:
-    """Return the data with the differences; with an expression that is refused, those of all layers, and why."""
+    """Return the data with the differences; if the expression is refused, those of all layers and the error."""
     begun = [run for run in data.runs if run.steps is not None]
     common, refusal = data.common, None
     if common is None:
@@ -104,8 +104,7 @@ def _picture(
 
 
 def _choose(data: CompareData, named: str | None, shown: str | None) -> str | None:
-    """Return the layer that is drawn: the one that the address names, the one drawn before, the one that differs most,
-    the worst."""
+    """Return the layer to draw: of the address, drawn before, with the largest difference, or the worst."""
     known = {layer["name"] for run in data.runs for layer in run.layers}
     for wanted in (named, shown):
         if wanted in known:
@@ -116,7 +115,7 @@ def _choose(data: CompareData, named: str | None, shown: str | None) -> str | No
 
 
 def _times(collector: Collector, run: Compared, common: Steps | None) -> Mapping[str, Any]:
-    """Return how long each of the last steps in common took."""
+    """Return the time of each of the last common steps."""
     if common is None:
         return {}
     first, last = max(common[0], common[1] - TIMED_STEPS + 1) + run.origin, common[1] + run.origin
@@ -126,7 +125,7 @@ def _times(collector: Collector, run: Compared, common: Steps | None) -> Mapping
 
 
 def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: CompareView) -> Compared:
-    """Return a run with what is drawn of it."""
+    """Return a run with its metrics and the series of the drawn layer."""
     view = wanted.view
     first = None if view.from_step is None else view.from_step + run.origin
     last = None if view.to_step is None else view.to_step + run.origin

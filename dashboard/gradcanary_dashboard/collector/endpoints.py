@@ -1,4 +1,4 @@
-"""Endpoints that are told nothing because they failed: nobody else would say that nobody is told."""
+"""Endpoints that get no messages because they fail: no message can report that."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.text.deliveries import failure
 
 FAILS_AFTER_S = 600.0
-"""A receiver that restarts is back by then."""
+"""Longer than the restart of a receiver."""
 
 
 def load(collector: Collector) -> list[Mapping[str, Any]]:
-    """Return the endpoints that their failures disabled, and those that fail now."""
+    """Return the endpoints that failures disabled, and those that fail now."""
     return [each for each in collector.endpoints().body["endpoints"] if _is_silent(each)]
 
 
 def version(collector: Collector) -> str:
-    """Return what changes when :func:`load` returns others."""
+    """Return the version of :func:`load`."""
     said = json.dumps([failure(each) for each in load(collector)])
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""What the pages of incidents show, asked from the collector."""
+"""The answers for the pages of incidents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradcanary_dashboard.address.incidents import Filter
 from gradcanary_dashboard.collector.client import Answer, Collector
 
 FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100}, "resolved": {"limit": 50}}
-"""How many incidents of a state a page has, and which come first: of resolved ones the newest."""
+"""Number and order of a page's incidents, by state."""
 
 
 DETAILED_OF_RUN = 8
@@ -31,19 +31,19 @@ class Chapter:
 
 
 def load(collector: Collector, chosen: Filter) -> list[Chapter]:
-    """Return the open incidents, then the resolved ones; of later pages of the history these alone."""
+    """Return open incidents, then resolved ones; later pages of the history have only resolved ones."""
     answers = _answers(collector, chosen)
     return [Chapter(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
 
 
 def version(collector: Collector, chosen: Filter) -> str:
-    """Return what changes when :func:`load` returns others."""
+    """Return the version of :func:`load`."""
     versions = [answer.version for answer in _answers(collector, chosen).values()]
     return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:16]
 
 
 def rules(collector: Collector) -> list[str]:
-    """Return the names of the rules, as the collector has them."""
+    """Return the names of the collector's rules."""
     found = collector.rules().body
     return [name for name, rule in found.items() if isinstance(rule, dict) and "enabled" in rule]
 

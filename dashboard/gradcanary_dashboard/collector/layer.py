@@ -1,4 +1,4 @@
-"""Everything that a layer's page shows, asked from the collector."""
+"""The answers for a layer's page."""
 
 from __future__ import annotations
 

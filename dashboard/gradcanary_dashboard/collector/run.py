@@ -1,4 +1,4 @@
-"""Everything that a run's page shows, asked from the collector."""
+"""The answers for a run's page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COLUMNS = 600
 ROWS = 400
 POINTS = 600
 NO_LAYER = "^$"
-"""An expression that is in no name: none is empty."""
+"""An expression that matches no name, as no name is empty."""
 
 TOTAL_NORM, CLIP_FACTOR = "total_norm", "clip_factor"
-"""Metrics of samples before a clip: the norm is there of each, the factor where gradients were written to after it."""
+"""Metrics of a clip: each sample has a norm; it has a factor if gradients changed after the norm was computed."""
 
 CLIPPED_BELOW = 1 - 1e-5
-"""The agent takes a factor under this one for a clip."""
+"""Below this factor a sample counts as clipped, as in the agent."""
 
 Answered: TypeAlias = Mapping[str, Any] | None
 
@@ -34,9 +34,9 @@ Answered: TypeAlias = Mapping[str, Any] | None
 class RunData:
     """The collector's answers about one run at about one revision.
 
-    ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
-    heatmap then takes no notice. ``loss`` is that without tags: of the whole run, or, where an incident of the verdict
-    says since when, of the steps before, and ``loss_since`` of those since.
+    ``layer`` is the one whose trend is drawn; ``refusal`` is the error of the expression for rows, which the heatmap
+    ignores then. ``loss`` is that without tags: of the whole run, or of the steps before the first step of the
+    verdict's incident, and then ``loss_since`` of the others.
     """
 
     run: Mapping[str, Any]
@@ -79,7 +79,7 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
 
 
 def clips(collector: Collector, run: Mapping[str, Any]) -> bool:
-    """Return False if a clip was looked for and gradients were never clipped."""
+    """Return False if the agent measured clips and gradients were never clipped."""
     measured = {metric["name"] for metric in run["metrics"]}
     if CLIP_FACTOR not in measured:
         return TOTAL_NORM not in measured
@@ -88,24 +88,24 @@ def clips(collector: Collector, run: Mapping[str, Any]) -> bool:
 
 
 def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
-    """Return whether a message may be on its way, or a silence may end: neither waits for a new revision of the run."""
+    """Return True if a delivery is pending or a silence may end: both change without a new revision of the run."""
     return any(_is_unsettled(incident) for incident in incidents)
 
 
 def clock(view: View, answer: Mapping[str, Any]) -> Clock | None:
-    """Return the clock of a view whose axis is time, by the steps and times of an answer; None: an axis of steps."""
+    """Return the clock of a view with a time axis, from an answer's steps and times; None for a step axis."""
     return Clock.of(answer) if view.x == "time" else None
 
 
 def bounds(view: View) -> dict[str, int | None]:
-    """Return the steps in sight as the collector wants them."""
+    """Return the visible steps as parameters for the collector."""
     return {"from": view.from_step, "to": view.to_step}
 
 
 def _losses(collector: Collector, told: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
-    """Return the loss, up to a step and since where there is one.
+    """Return the loss before and since a step; without a step, the whole loss and None.
 
-    Two questions: of one over a million steps what came since would be a part of its last bucket.
+    These are two requests: in one over a million steps all points since may be in the last bucket.
     """
     if not any(metric["name"] == "loss" and not metric["tags"] for metric in told["metrics"]):
         return None, None
@@ -117,7 +117,7 @@ def _losses(collector: Collector, told: Mapping[str, Any], since: int | None) ->
 
 
 def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
-    """Return the heatmap of the view; with an expression that the collector refuses, that of all rows, and why."""
+    """Return the heatmap of the view; if the expression is refused, that of all rows and the error."""
     wanted: dict[str, str | int | None] = {"stat": view.stat, "value": view.value, "order": view.order}
     wanted |= {"columns": COLUMNS, "rows": ROWS, **bounds(view)}
     try:
@@ -129,7 +129,7 @@ def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, An
 
 
 def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
-    """Return the layers whose rows a heatmap shows; all where it took no notice of the expression."""
+    """Return the layers of a heatmap's rows; all layers if the expression was refused."""
     if is_refused:
         return layers
     shown = {number for row in drawn["rows"] for number in row["layers"]}
@@ -137,7 +137,7 @@ def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool)
 
 
 def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
-    """Return the heatmap of no layer at all: steps, times, gaps and marks of the view, for a tenth of the answer."""
+    """Return a heatmap without layers: steps, times, gaps and marks of the view, for a tenth of the bytes."""
     wanted = {"stat": view.stat, "columns": COLUMNS, "rows": 1, "match": NO_LAYER, **bounds(view)}
     answer: Mapping[str, Any] = collector.run(run, "heatmap", **wanted).body
     return answer

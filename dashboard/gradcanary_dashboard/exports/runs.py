@@ -16,9 +16,9 @@ COUNTED = ("layers", "below_threshold")
 
 
 def of_runs(collector: Collector, chosen: Listing) -> tuple[str, Pieces]:
-    """Return the runs of a list in its order, all of them and not those of a page."""
+    """Return all runs of a list in its order."""
     words = [each for each in (chosen.text, chosen.state, "archive" if chosen.is_archived else None) if each]
-    first = _page(collector, replace(chosen, after=None))  # who may not ask is told so, and not in the middle of a file
+    first = _page(collector, replace(chosen, after=None))  # a refusal is raised before the file begins
     return file_name("runs", *words), written(_runs(_all(collector, chosen, first)))
 
 

@@ -1,4 +1,4 @@
-"""What a file of numbers holds: samples, points of metrics, layers, and what a comparison is drawn from."""
+"""The CSV files of a run and of a comparison: samples, points of metrics, layers, curves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def of_heatmap(collector: Collector, stack: ExitStack, run: str, view: View) -> 
 
 
 def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: View) -> tuple[str, Pieces]:
-    """Return every point of the lines that a figure of metrics draws."""
+    """Return all points of the lines of a metric's figure."""
     panel = next((each for each in metric_figures.of(collector.run(run).body["metrics"]) if each.key == key), None)
     if panel is None:
         raise NotFoundError(f"The run {run} has no metric {key}.")
@@ -55,7 +55,7 @@ def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: V
 def of_layer(
     collector: Collector, stack: ExitStack, run: str, wanted: str, stat: str | None, view: View
 ) -> tuple[str, Pieces]:
-    """Return every sample of a layer, by name or number: of one stat, or of all that were ever measured of it."""
+    """Return all samples of a layer, by name or number: of one stat, or of all stats with a value."""
     found = layers.find(collector.run(run, "layers").body["layers"], wanted)
     if found is None:
         raise NotFoundError(f"The run {run} has no layer {wanted}.")
@@ -66,7 +66,7 @@ def of_layer(
 
 
 def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
-    """Return the table of the layers whose rows the heatmap shows, worst first, all of them and with every digit."""
+    """Return the layers of the heatmap's rows, worst first, with all digits of their last values."""
     known = collector.run(run, "layers").body["layers"]
     if view.rows:
         drawn, refusal = run_data.picture(collector, run, view)
@@ -75,7 +75,7 @@ def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
 
 
 def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tuple[str, Pieces]:
-    """Return what the figures of a comparison are drawn from: a row per step, a column per run and curve."""
+    """Return the curves of a comparison: a row per step, a column per run and curve."""
     data = _compared(collector, wanted)
     read = [_read(collector, stack, run, data.layer, wanted) for run in data.runs]
     heads = ["step" if wanted.align == "step" else "steps since the first of each run"]
@@ -85,7 +85,7 @@ def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tu
 
 
 def of_differences(collector: Collector, wanted: CompareView) -> tuple[str, Pieces]:
-    """Return the layers of a comparison, the one that differs most first, all of them."""
+    """Return all layers of a comparison, the largest difference first."""
     data = _compared(collector, wanted)
     name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, "differences", wanted.view)
     return name, written(_differences(data, wanted.view.stat))
@@ -121,20 +121,20 @@ def _differences(data: CompareData, stat: str) -> Table:
     levels, dtypes = [f"{run.name} {stat}" for run in begun], [f"{run.name} accumulator" for run in begun]
     yield ["layer", gap, "of", "first_step", "last_step", *levels, *dtypes]
     for row in data.found.rows:
-        # A level is of milli-decades: more digits would say nothing.
+        # A level is in milli-decades: more digits have no meaning.
         told = ["" if math.isnan(value) else f"{value:.4g}" for value in row.values]
         whose = [dtype(known.get(row.name)) for known in sums]
         yield [row.name, f"{row.gap:.3f}", begun[row.of].name, row.first, row.last, *told, *whose]
 
 
 Row = tuple[int, int, list[str]]
-"""A step of the axis, the place of its first cell, its cells."""
+"""A step of the axis, the column of its first cell, and its cells."""
 
 
 def _read(
     collector: Collector, stack: ExitStack, run: Compared, layer: str | None, wanted: CompareView
 ) -> tuple[list[str], Iterator[Row]]:
-    """Return what the columns of a run are, and its rows in the order of steps."""
+    """Return the titles of a run's columns, and its rows in the order of steps."""
     view, number = wanted.view, next((each["layer"] for each in run.layers if each["name"] == layer), None)
     bounds = {key: None if step is None else step + run.origin for key, step in run_data.bounds(view).items()}
     asked: list[tuple[str, dict[str, Any]]] = [("metrics.csv", {"name": COSTS, "tags": "{}", **bounds})]
@@ -144,7 +144,7 @@ def _read(
     tables: list[Iterator[Row]] = []
     for part, query in asked:
         rows = csv.reader(_lines(stack.enter_context(collector.download(run.name, part, **query))))
-        heads = next(rows, [])[2:]  # what is broken off may have no line
+        heads = next(rows, [])[2:]  # an interrupted answer may have no line
         tables.append(_placed(rows, len(whats), run.origin))
         whats += [f"{view.stat} {layer}"] if part == "export.csv" else heads
     return whats, heapq.merge(*tables, key=lambda row: row[0])
@@ -156,7 +156,7 @@ def _placed(rows: Iterable[list[str]], place: int, origin: int) -> Iterator[Row]
 
 
 def _joined(heads: Sequence[str], runs: Sequence[tuple[int, Iterator[Row]]]) -> Table:
-    """Yield a row for each step that any of the runs has."""
+    """Yield a row for each step of any run."""
     yield heads
     first, tables = 1, []
     for width, rows in runs:

@@ -1,4 +1,4 @@
-"""The files of numbers that a page leads to, sent piece by piece: a run may be larger than the memory."""
+"""The CSV files of the pages, sent in pieces: a run may be larger than memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gradcanary_dashboard.web.streaming import opened
 from gradcanary_dashboard.web.threads import QUESTIONS
 
 Made = Callable[[ExitStack], tuple[str, Pieces]]
-"""Opens what is downloaded, in a stack that is closed in the end; returns the name of the file and what is in it."""
+"""Opens a file in a stack that is closed at the end; returns its name and its pieces."""
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_download`` and what is below it. To be called before Dash, whose routes answer every path."""
+    """Serve ``/_download`` and the paths below. To be called before Dash, whose routes answer every path."""
 
     @server.get("/_download", include_in_schema=False)
     async def samples_of_rows(run: str, search: str = "") -> Response:
@@ -67,7 +67,7 @@ def register(server: FastAPI, collector: Collector) -> None:
 
 
 async def _answered(made: Made) -> Response:
-    """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
+    """Answer a file; 424 if the collector fails, as a 5xx means a failure of this server."""
     try:
         name, pieces = await opened(QUESTIONS, made)
     except DashboardError as error:

@@ -1,4 +1,4 @@
-"""What a page asks for by itself, past Dash: metrics that come into sight, the exact values of a cell."""
+"""Routes of figures on demand: metrics that become visible, and the exact values of a cell."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gradcanary_dashboard.text import numbers as number_text
 from gradcanary_dashboard.web.threads import QUESTIONS, in_thread
 
 MOST_SERIES = 100
-"""Series of one answer of the collector."""
+"""Most series of one answer of the collector."""
 
 MOST_POINTS = 5_000
-"""Points of one answer."""
+"""Most points of one answer."""
 
 _SUMS = ("min", "mean", "max", "count")
 
@@ -63,10 +63,10 @@ def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> li
 
 
 def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
-    """Return a stat of layers over some steps with every digit; raises DashboardError.
+    """Return a stat of layers over some steps with all digits; raises DashboardError.
 
-    It is asked for sample by sample, because sums of samples are rounded outward; where only these are left, or there
-    are more steps than one answer holds, the extremes are told in fewer digits.
+    It is read sample by sample, as aggregates are rounded outward. With only aggregates left, or with more steps than
+    one answer has, minimum and maximum have fewer digits.
     """
     numbers, steps = [str(layer) for layer in layers], {"from": first, "to": last}
     points = max(1, min(MOST_POINTS, last - first + 1))
@@ -84,11 +84,11 @@ def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first
 
 
 def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
-    """Yield panels and what the collector is asked for them: as few questions as its limit allows."""
+    """Yield panels with the query for their metrics: as few queries as the limit of an answer allows."""
     some: list[Panel] = []
     for panel in wanted:
         if len(panel.series) > metric_figures.USUAL_LINES and panel.key != metric_figures.RATES:
-            # Where every line is switched off the figure needs no answer, and one needs a question.
+            # A figure with all lines off needs no data, but its query needs a series.
             tags = [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[:1]]
             yield [panel], {"name": panel.names, "tags": tags}
             continue
@@ -109,7 +109,7 @@ def _asked(panel: Panel) -> int:
 
 
 def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
-    """Answer what ``build`` returns; not a 5xx when the collector fails: that is what this server itself would say."""
+    """Answer the result of ``build``; 424 if the collector fails, as a 5xx means a failure of this server."""
     try:
         return JSONResponse(build(), headers={"Cache-Control": "no-store"})
     except DashboardError as error:
