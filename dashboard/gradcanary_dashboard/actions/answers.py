@@ -20,7 +20,7 @@ def signature(collector: Collector, by: str | None) -> str | None:
     return None if collector.as_reader else given
 
 
-def answered(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
+def answer_click(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
     """Return the result of ``act``, or the message of its DashboardError or ValueError.
 
     A new button has no clicks, and does nothing.

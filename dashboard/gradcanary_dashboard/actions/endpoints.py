@@ -7,7 +7,7 @@ from typing import Any, cast
 from dash import Dash, Input, Output, State, ctx, dcc
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import endpoint_text, forms
@@ -43,7 +43,7 @@ def _register_new(app: Dash, collector: Collector) -> None:
             words = "Created. Its secret, for the receiver to check signatures with, is shown this once:"
             return [*settings_frame.once(made["secret"], words), way]
 
-        said = answered(clicks, ask)
+        said = answer_click(clicks, ask)
         return {"answer": said, **(dict.fromkeys(fields, "") if made else {})}
 
 
@@ -60,7 +60,7 @@ def _register_doing(app: Dash, collector: Collector) -> None:
             endpoint_text.SENT_AGAIN: lambda: _redeliver(collector, forms.about(clicks)),
             "endpoint-test-do": lambda: endpoint_text.outcome(_post(collector, f"{path}/test")),
         }
-        return {"answer": answered(clicks, deeds[str(ctx.triggered_id)])}
+        return {"answer": answer_click(clicks, deeds[str(ctx.triggered_id)])}
 
     buttons = [Input(f"endpoint-{name}-do", "n_clicks") for name in ("enable", "disable", "rotate")]
 
@@ -72,7 +72,7 @@ def _register_doing(app: Dash, collector: Collector) -> None:
             "endpoint-disable-do": lambda: _enable(collector, path, wanted=False),
             "endpoint-rotate-do": lambda: _rotate(collector, path),
         }
-        return {"answer": answered(clicks, deeds[str(ctx.triggered_id)])}
+        return {"answer": answer_click(clicks, deeds[str(ctx.triggered_id)])}
 
 
 def _register_change(app: Dash, collector: Collector) -> None:
@@ -92,7 +92,7 @@ def _register_change(app: Dash, collector: Collector) -> None:
             collector.change("PATCH", place, changed)
             return forms.done("Saved.")
 
-        return {"answer": answered(clicks, ask)}
+        return {"answer": answer_click(clicks, ask)}
 
 
 def _register_removal(app: Dash, collector: Collector) -> None:

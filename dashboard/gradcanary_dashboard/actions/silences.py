@@ -9,7 +9,7 @@ from typing import Any, cast
 from dash import ClientsideFunction, Dash, Input, Output, State
 
 from gradcanary_dashboard.actions import answers
-from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import forms, silence_form
@@ -70,7 +70,7 @@ def _register_new_silence(app: Dash, collector: Collector) -> None:
             count = numbers.plural(hidden, "open incident") if hidden else "no open incident now"
             return forms.done(f"Silence {made['id']} is in force; it hides {count}.")
 
-        said = answered(clicks, ask)
+        said = answer_click(clicks, ask)
         return {"answer": said, **(dict.fromkeys(("run", "note"), "") if made else {})}
 
 
@@ -93,4 +93,4 @@ def _register_end_of_silence(app: Dash, collector: Collector) -> None:
             collector.change("DELETE", f"/silences/{number}")
             return forms.done(f"Silence {number} is over: what is still true is told.")
 
-        return {"answer": answered(number, ask)}
+        return {"answer": answer_click(number, ask)}

@@ -17,7 +17,7 @@ FAILS_AFTER_S = 600.0
 
 def load(collector: Collector) -> list[Mapping[str, Any]]:
     """Return the endpoints that failures disabled, and those that fail now."""
-    return [each for each in collector.endpoints().body["endpoints"] if _is_silent(each)]
+    return [each for each in collector.endpoints().body["endpoints"] if _is_failing(each)]
 
 
 def version(collector: Collector) -> str:
@@ -26,7 +26,7 @@ def version(collector: Collector) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def _is_silent(endpoint: Mapping[str, Any]) -> bool:
+def _is_failing(endpoint: Mapping[str, Any]) -> bool:
     if endpoint["state"] == "disabled" or endpoint["failing_since"] is None:
         return bool(endpoint["disabled_by"] == "failures")
     since, last = (datetime.fromisoformat(endpoint[key]) for key in ("failing_since", "last_failure"))
