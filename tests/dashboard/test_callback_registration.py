@@ -196,3 +196,13 @@ def test_middleware_of_the_collector_stays_before_that_of_dash(kind: type[FastAP
     assert names[:2] == [Own, Documents]
     assert len(names) > 2, "Dash adds its own"
     assert Own not in names[2:]
+
+
+def test_opening_of_a_page_is_the_request_that_the_scripts_repeat() -> None:
+    """They know it by the first output of its callback, which depends on the order in a dict."""
+    scripts = [script.read_text("utf-8") for script in ASSETS.rglob("*.js")]
+    found = [re.search(r"""includes\('"output":"([^']+)'\)""", script) for script in scripts]
+    [start] = [match.group(1) for match in found if match is not None]
+    with TestClient(create_app("http://127.0.0.1:9")) as pages:
+        outputs = [each["output"] for each in pages.get("/_dash-dependencies").json()]
+    assert len([output for output in outputs if output.startswith(start)]) == 1
