@@ -22,8 +22,8 @@ def load(collector: Collector) -> list[Mapping[str, Any]]:
 
 def version(collector: Collector) -> str:
     """Return the version of :func:`load`."""
-    said = json.dumps([failure(each) for each in load(collector)])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    sentences = json.dumps([failure(each) for each in load(collector)])
+    return hashlib.sha256(sentences.encode()).hexdigest()[:16]
 
 
 def _is_failing(endpoint: Mapping[str, Any]) -> bool:

@@ -44,8 +44,8 @@ def version(collector: Collector, chosen: Filter) -> str:
 
 def rules(collector: Collector) -> list[str]:
     """Return the names of the collector's rules."""
-    found = collector.rules().body
-    return [name for name, rule in found.items() if isinstance(rule, dict) and "enabled" in rule]
+    body = collector.rules().body
+    return [name for name, rule in body.items() if isinstance(rule, dict) and "enabled" in rule]
 
 
 def worst(collector: Collector, **query: str | int | None) -> Answer:
@@ -66,5 +66,5 @@ def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:
     states = {"": ("open", "resolved"), "open": ("open",), "resolved": ("resolved",)}[chosen.state]
     if chosen.before is not None:
         states = states[-1:]
-    asked = {**chosen.asked(), "before": chosen.before}
-    return {state: collector.incidents(state=state, **FIRST[state], **asked) for state in states}
+    query = {**chosen.asked(), "before": chosen.before}
+    return {state: collector.incidents(state=state, **FIRST[state], **query) for state in states}

@@ -60,21 +60,21 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
     series = None
     if chosen is not None:
         series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **bounds(view)).body
-    drawn, refusal = picture(collector, run, view)
-    told = collector.run(run).body
-    loss, loss_since = _losses(collector, told, loss_levels.since(incidents))
+    heatmap, refusal = picture(collector, run, view)
+    run_answer = collector.run(run).body
+    loss, loss_since = _losses(collector, run_answer, loss_levels.since(incidents))
     return RunData(
-        run=told,
+        run=run_answer,
         layers=all_layers,
         layer=chosen,
-        heatmap=drawn,
+        heatmap=heatmap,
         refusal=refusal,
         series=series,
         loss=loss,
         loss_since=loss_since,
         incidents=incidents,
         incidents_version=incidents_version,
-        clips=clips(collector, told),
+        clips=clips(collector, run_answer),
     )
 
 
@@ -102,18 +102,18 @@ def bounds(view: View) -> dict[str, int | None]:
     return {"from": view.from_step, "to": view.to_step}
 
 
-def _losses(collector: Collector, told: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
+def _losses(collector: Collector, run: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
     """Return the loss before and since a step; without a step, the whole loss and None.
 
     These are two requests: in one over a million steps all points since may be in the last bucket.
     """
-    if not any(metric["name"] == "loss" and not metric["tags"] for metric in told["metrics"]):
+    if not any(metric["name"] == "loss" and not metric["tags"] for metric in run["metrics"]):
         return None, None
-    asked: dict[str, str | int | None] = {"name": "loss", "tags": "{}", "points": POINTS}
+    query: dict[str, str | int | None] = {"name": "loss", "tags": "{}", "points": POINTS}
     if since is None:
-        return collector.run(told["run"], "metrics", **asked).body, None
-    later = collector.run(told["run"], "metrics", **asked, **{"from": since}).body
-    return collector.run(told["run"], "metrics", **asked, to=since - 1).body if since else None, later
+        return collector.run(run["run"], "metrics", **query).body, None
+    later = collector.run(run["run"], "metrics", **query, **{"from": since}).body
+    return collector.run(run["run"], "metrics", **query, to=since - 1).body if since else None, later
 
 
 def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
@@ -128,12 +128,12 @@ def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, An
         return collector.run(run, "heatmap", **wanted).body, str(error)
 
 
-def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
+def matching(layers: list[Layer], heatmap: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
     """Return the layers of a heatmap's rows; all layers if the expression was refused."""
     if is_refused:
         return layers
-    shown = {number for row in drawn["rows"] for number in row["layers"]}
-    return [layer for layer in layers if layer["layer"] in shown]
+    numbers = {number for row in heatmap["rows"] for number in row["layers"]}
+    return [layer for layer in layers if layer["layer"] in numbers]
 
 
 def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
