@@ -13,7 +13,7 @@ FORMULA = ("=", "+", "-", "@")
 """First characters of a formula in a spreadsheet; names of runs and layers are untrusted."""
 
 ROWS = 500
-"""Characters of a piece."""
+"""Rows of a piece."""
 
 Pieces = Iterator[bytes]
 Table = Iterator[Sequence[object]]
