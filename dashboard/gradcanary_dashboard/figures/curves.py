@@ -18,8 +18,8 @@ from gradcanary_dashboard.figures import events as event_marks
 from gradcanary_dashboard.text import numbers
 
 SPREAD = 10.0
-"""Beyond this ratio of the largest to the smallest value the default axis is logarithmic: the end of a loss that fell by
-decades stays readable, and a first step may take minutes."""
+"""Beyond this ratio of the largest to the smallest value the default axis is logarithmic: the end of a loss that fell
+by decades stays readable, and a first step may take minutes."""
 
 LOG, LOG_ABOVE_0, NOTHING_ABOVE_0 = (
     "log axis",
