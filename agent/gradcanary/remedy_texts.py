@@ -16,7 +16,9 @@ _NONFINITE = (
 )
 _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
 
-_PRINT_GROUPS = "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
+_PRINT_GROUPS = (
+    "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
+)
 _AUTOCAST = "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')"
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"

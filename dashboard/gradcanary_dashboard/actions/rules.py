@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.pages.settings import rules as rules_page
-from gradcanary_dashboard.web.streaming import opened
+from gradcanary_dashboard.web.streaming import open_stream
 from gradcanary_dashboard.web.threads import CHANGES
 
 PATH = "/_trial"
@@ -25,7 +25,9 @@ def register(server: FastAPI, collector: Collector) -> None:
     @server.post(PATH, include_in_schema=False)
     async def try_rules(request: Request) -> Response:
         text = (await request.body()).decode(errors="replace")
-        _, lines = await opened(CHANGES, lambda stack: (None, stack.enter_context(closing(_lines(collector, text)))))
+        _, lines = await open_stream(
+            CHANGES, lambda stack: (None, stack.enter_context(closing(_lines(collector, text))))
+        )
         return StreamingResponse(lines, headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"})
 
 

@@ -19,7 +19,7 @@ Pieces = Iterator[bytes]
 Table = Iterator[Sequence[object]]
 
 
-def written(table: Table) -> Pieces:
+def to_csv(table: Table) -> Pieces:
     """Yield a table as CSV; no cell is a formula, and numbers keep their sign."""
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")

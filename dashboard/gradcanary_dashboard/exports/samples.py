@@ -23,7 +23,7 @@ from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import NotFoundError
-from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, written
+from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 from gradcanary_dashboard.figures import metrics as metric_figures
 
 OF_LAYER = ("name", "block", "param_dtype", "micro_steps", "step", "state")
@@ -71,7 +71,7 @@ def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
     if view.rows:
         drawn, refusal = run_data.picture(collector, run, view)
         known = run_data.matching(known, drawn, is_refused=refusal is not None)
-    return file_name(run, "layers"), written(_layers(layers.worst_first(known)))
+    return file_name(run, "layers"), to_csv(_layers(layers.worst_first(known)))
 
 
 def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tuple[str, Pieces]:
@@ -81,14 +81,14 @@ def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tu
     heads = ["step" if wanted.align == "step" else "steps since the first of each run"]
     heads += [f"{run.name} {what}" for run, (whats, _) in zip(data.runs, read, strict=True) for what in whats]
     name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, wanted.view)
-    return name, written(_joined(heads, [(len(whats), rows) for whats, rows in read]))
+    return name, to_csv(_joined(heads, [(len(whats), rows) for whats, rows in read]))
 
 
 def of_differences(collector: Collector, wanted: CompareView) -> tuple[str, Pieces]:
     """Return all layers of a comparison, the largest difference first."""
     data = _compared(collector, wanted)
     name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, "differences", wanted.view)
-    return name, written(_differences(data, wanted.view.stat))
+    return name, to_csv(_differences(data, wanted.view.stat))
 
 
 def _compared(collector: Collector, wanted: CompareView) -> CompareData:

@@ -40,14 +40,18 @@ def register(server: FastAPI, collector: Collector) -> None:
 
     @server.get("/_metrics", include_in_schema=False)
     async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
-        return await in_thread(QUESTIONS, _answered, lambda: {"panels": drawn(collector, run, key, parse(search))})
+        return await in_thread(
+            QUESTIONS, _json_answer, lambda: {"panels": draw_panels(collector, run, key, parse(search))}
+        )
 
     @server.get("/_cell", include_in_schema=False)
     async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
-        return await in_thread(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
+        return await in_thread(
+            QUESTIONS, _json_answer, lambda: {"text": read_cell(collector, run, stat, layer, first, last)}
+        )
 
 
-def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
+def draw_panels(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
     """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
     told, picture = collector.run(run).body, run_data.axis(collector, run, view)
     steps = decode(picture["steps"])
@@ -56,13 +60,13 @@ def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> li
     wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]
     return [
         metric_figures.draw(panel, answer, span, events, view)
-        for some, query in _questions(wanted, view)
+        for some, query in _queries(wanted, view)
         for answer in [collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body]
         for panel in some
     ]
 
 
-def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
+def read_cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
     """Return a stat of layers over some steps with all digits; raises DashboardError.
 
     It is read sample by sample, as aggregates are rounded outward. With only aggregates left, or with more steps than
@@ -83,7 +87,7 @@ def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first
     return f"{told(least)} to {told(most)}, mean {told(average)}"
 
 
-def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
+def _queries(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
     """Yield panels with the query for their metrics: as few queries as the limit of an answer allows."""
     some: list[Panel] = []
     for panel in wanted:
@@ -92,23 +96,23 @@ def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel
             tags = [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[:1]]
             yield [panel], {"name": panel.names, "tags": tags}
             continue
-        if sum(_asked(each) for each in [*some, panel]) > MOST_SERIES:
-            yield some, _of(some)
+        if sum(_series_count(each) for each in [*some, panel]) > MOST_SERIES:
+            yield some, _query_of(some)
             some = []
         some.append(panel)
     if some:
-        yield some, _of(some)
+        yield some, _query_of(some)
 
 
-def _of(some: Sequence[Panel]) -> dict[str, Any]:
+def _query_of(some: Sequence[Panel]) -> dict[str, Any]:
     return {"name": [name for panel in some for name in panel.asked]}
 
 
-def _asked(panel: Panel) -> int:
+def _series_count(panel: Panel) -> int:
     return len(panel.asked) if panel.key == metric_figures.RATES else len(panel.series)
 
 
-def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
+def _json_answer(build: Callable[[], Mapping[str, Any]]) -> Response:
     """Answer the result of ``build``; 424 if the collector fails, as a 5xx means a failure of this server."""
     try:
         return JSONResponse(build(), headers={"Cache-Control": "no-store"})

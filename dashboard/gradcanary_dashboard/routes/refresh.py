@@ -118,15 +118,15 @@ def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> b
     for slot in page.slots:
         if slot not in contents:
             continue
-        written = _written(contents[slot])
+        written = _encode(contents[slot])
         now[slot] = blake2b(written, digest_size=6).hexdigest()
         if known.get(slot) == now[slot]:
             continue
         if is_heatmap(contents[slot]):
             shorter = pictures.shortened(contents[slot], _text(known.get(slot)), now[slot])
-            written = written if shorter is None else _written(shorter)
+            written = written if shorter is None else _encode(shorter)
         slots[slot] = orjson.Fragment(written)
-    slots["outage"] = orjson.Fragment(_written(contents["outage"]))
+    slots["outage"] = orjson.Fragment(_encode(contents["outage"]))
     held = json.dumps({**json.loads(contents["shown"]), SLOTS: {**known, **now}})
     return orjson.dumps({"page": page.name, "slots": {**slots, f"{page.name}-heart": held}})
 
@@ -135,11 +135,11 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _written(value: object) -> bytes:
-    return orjson.dumps(value, default=_described, option=orjson.OPT_NON_STR_KEYS)
+def _encode(value: object) -> bytes:
+    return orjson.dumps(value, default=_encode_component, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _described(value: object) -> object:
+def _encode_component(value: object) -> object:
     """Return a component of Dash as a dict for JSON; raises TypeError for anything else."""
     if isinstance(value, Component):
         return value.to_plotly_json()  # type: ignore[no-untyped-call]

@@ -38,15 +38,15 @@ class _Opened(Generic[Head]):
             self._stack.close()
 
 
-async def opened(
+async def open_stream(
     pool: ThreadPoolExecutor, made: Callable[[ExitStack], tuple[Head, Pieces]]
 ) -> tuple[Head, AsyncIterator[bytes]]:
     """Open an answer in a thread of the pool; return its head, known before the first piece, and its pieces."""
     answer: _Opened[Head] = _Opened()
-    with ExitStack() as unless_opened:
-        unless_opened.callback(pool.submit, answer.close)
+    with ExitStack() as unless_open:
+        unless_open.callback(pool.submit, answer.close)
         head = await in_thread(pool, answer.open, made)
-        unless_opened.pop_all()
+        unless_open.pop_all()
     return head, _sent(answer, pool)
 
 

@@ -138,9 +138,7 @@ class BucketedMetrics:
     envelope: Planes
 
 
-def query(
-    reader: Reader, connection: Connection, run_id: int, stats: Sequence[str], steps: StepRange
-) -> BucketedStats:
+def query(reader: Reader, connection: Connection, run_id: int, stats: Sequence[str], steps: StepRange) -> BucketedStats:
     """Return the buckets of some stats between two steps."""
 
     def read(segment: Segment, level: int) -> StepIndex:
