@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,7 +67,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         session = Session(process.url, run=run)
         session.put_hello(stream.hello()).raise_for_status()
         bounds = sorted({*range(0, len(absmax), FINITE + 1), *range(1, len(absmax), FINITE + 1), len(absmax)})
-        for seq, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for seq, (begin, end) in enumerate(pairwise(bounds)):
             batch = with_clips(stream.batch(begin, end, change_records=begin == 0))
             session.post_batch(seq, batch).raise_for_status()
     yield process.url

@@ -18,8 +18,8 @@ Published by `make detection ARGS=--write`; the jobs are in [tests/detection](..
 FAULTS_HEAD = """\
 ## Faults
 
-late: steps from the fault to the incident, negative if the incident is earlier than the step by which the float64 values
-count as fallen. Rules that send no messages are on the page only.
+late: steps from the fault to the incident, negative if the incident is earlier than the step at which the
+float64 values count as fallen. Rules that send no messages are on the page only.
 """
 
 CONTROLS_HEAD = """

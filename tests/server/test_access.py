@@ -87,7 +87,8 @@ def hello():
 def test_nobody_gets_anything_without_a_token(app):
     for method, path in (
         ("GET", "/api/v1/runs"), ("GET", RUN), ("DELETE", RUN), ("PUT", SESSION), ("POST", "/api/v1/silences"),
-        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"), ("POST", "/_refresh"),
+        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"),
+        ("POST", "/_refresh"),
         ("GET", "/assets/gradcanary.js"), ("GET", "/_dash-layout"), ("GET", "/anything"), ("TRACE", "/api/v1/runs"),
     ):  # fmt: skip
         answer = app.request(method, path)

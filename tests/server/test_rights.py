@@ -87,7 +87,8 @@ OTHERS = {
     "read": """
         GET /, GET /metrics, POST /_refresh, GET /_metrics, GET /_cell, GET /_download, GET /_download/metrics,
         GET /_download/layer, GET /_download/layers, GET /_download/compare, GET /_download/differences,
-        GET /_download/runs, GET /_download/incident, GET /_download/incidents, GET /assets/pages-{hash}.js, GET /assets/pages-{hash}.css, GET /assets/{path:path},
+        GET /_download/runs, GET /_download/incident, GET /_download/incidents, GET /assets/pages-{hash}.js,
+        GET /assets/pages-{hash}.css, GET /assets/{path:path},
         GET /_dash-component-suites/{package_name}/{fingerprinted_path:path}, GET /_dash-layout,
         GET /_dash-dependencies, POST /_dash-update-component, GET /_reload-hash, GET /_favicon.ico""",
     "nothing": "GET /healthz, GET /readyz, GET /sign-in, POST /sign-in, POST /sign-out",

@@ -156,7 +156,8 @@ class Pictures:
     def shortened(self, figure: Mapping[str, Any], before: str | None, now: str) -> Mapping[str, Any] | None:
         """Return a heatmap for a page that has the one of digest ``before``; None if the whole must be sent.
 
-        ``kept`` of its ``z`` is the number of columns that the page has; the others follow. Its cells are kept as ``now``.
+        ``kept`` of its ``z`` is the number of columns that the page has; the others follow. Its cells stay here as
+        ``now``.
         """
         trace = figure["data"][0]
         cells = read(trace["z"])
