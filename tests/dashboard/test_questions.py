@@ -23,7 +23,7 @@ from gradcanary_dashboard.pages.registry import Contents
 INCIDENTS = 30
 """More than a page of a run or a layer shows with all details."""
 
-FINITE = 60
+FINITE = 120
 """Steps after which a layer has recovered from a NaN."""
 
 MOST = {
@@ -57,7 +57,7 @@ def with_clips(batch: wire.Batch) -> wire.Batch:
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("collector")
     rules = folder / "rules.yaml"
-    rules.write_text("pace:\n  reopen_s: 0.000001\n")
+    rules.write_text("version: 1\npace:\n  reopen_s: 0.000001\n")
     process = Process(folder / "data", ("--rules", str(rules), "--webhook", "http://127.0.0.1:9/hook"))
     process.start()
     absmax = healthy(INCIDENTS * (FINITE + 1), 4)
