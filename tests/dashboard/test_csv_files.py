@@ -198,7 +198,7 @@ def test_a_download_that_is_broken_off_is_closed_once_its_piece_is_made() -> Non
         return "x.csv", pieces()
 
     async def broken_off() -> None:
-        answer = await downloads._answered(made)
+        answer = await downloads._file_answer(made)
         body = cast(AsyncIterator[bytes], cast(Any, answer).body_iterator)
         reading = asyncio.ensure_future(anext(body))
         assert await asyncio.to_thread(begun.wait, 30)
