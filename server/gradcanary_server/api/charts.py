@@ -423,7 +423,8 @@ def _numbers(rows: Sequence[Record]) -> NDArray[np.int32]:
 
 def _measured_stats(stats: Sequence[str], envelope: Planes) -> set[str]:
     """Return the stats of one layer with a finite value."""
-    return {stat for stat, is_measured in zip(stats, envelope[COUNT].any(axis=0).tolist(), strict=True) if is_measured}
+    is_measured = (envelope[COUNT] > 0).any(axis=0)
+    return {stats[column] for column in np.flatnonzero(is_measured).tolist()}
 
 
 def _worst_states(state: RuleState, rows: Sequence[Record]) -> list[int]:
