@@ -7,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from streams import Session, Stream, healthy
+from waiting import eventually
 
 
 @pytest.fixture
@@ -45,9 +46,12 @@ def test_a_run_that_ended_on_something_says_so(typed, module_collector):
     session = Session(module_collector.url, run="ended-nan")
     session.send(Stream(with_nan))
     assert session.end(last_step=199).status_code == 200
-    told = {"state": None}
-    while told["state"] != "finished" or told["severity_at_end"] is None:
-        told = httpx.get(f"{module_collector.url}/api/v1/runs/ended-nan").json()
+
+    def is_judged():
+        answer = httpx.get(f"{module_collector.url}/api/v1/runs/ended-nan").json()
+        return answer["state"] == "finished" and answer["severity_at_end"] is not None
+
+    eventually(is_judged)
     row = re.split(r"  +", typed("runs", "--named", "ended-nan")[1].splitlines()[1])
     assert (row[1], row[4]) == ("finished", "critical (ended)")
 

@@ -12,6 +12,7 @@ import pytest
 from collectors import Collector
 from sqlalchemy import BigInteger, UniqueConstraint, select, text
 from streams import Session, Stream, collapsed, healthy
+from waiting import eventually
 
 from gradcanary_server.storage import maintenance, runs
 from gradcanary_server.storage.database import Database
@@ -61,8 +62,7 @@ def test_a_copy_is_of_one_moment_and_starts_a_collector(typed, collector, tmp_pa
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        while not sent:
-            pass
+        eventually(lambda: sent)
         copy = tmp_path / "copy.db"
         status, said, _ = typed("backup", copy, "--data", collector.data)
     finally:

@@ -214,9 +214,9 @@ def shown_of(client):
 def test_its_pages_ask_it_over_tls_as_whoever_reads_them(guarded, run, admin):
     with guarded.client(admin) as client:
         news = shown_of(client)
-        assert client.get("/_news", params=news).status_code == 204
+        assert client.post("/_refresh", json=news).status_code == 204
         news["shown"] = json.dumps({"version": "old"})
-        assert client.get("/_news", params=news).status_code == 200
+        assert client.post("/_refresh", json=news).status_code == 200
 
 
 def test_the_images_own_check_finds_it_behind_tls(guarded):
@@ -233,7 +233,7 @@ def test_pages_of_their_own_ask_it_with_their_token(guarded, run, admin):
         news = shown_of(client)
     for token, status in ((admin, 204), (None, 200)):  # whoever is not let in has no idea of what is new
         with TestClient(create_app(guarded.url, token=token, trusted=guarded.context)) as pages:
-            assert pages.get("/_news", params=news).status_code == status
+            assert pages.post("/_refresh", json=news).status_code == status
 
 
 def test_whom_a_proxy_speaks_for_is_believed(guarded, admin):

@@ -148,8 +148,8 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "idle_for_long": Cause(
-        "These layers are used now and then, such as experts that a router chooses, and have not been used for ten "
-        "times as long as ever before: the router may have given them up, or the data that needs them is not there.",
+        "These layers are used now and then, such as experts that a router chooses, and have not been used for longer "
+        "than ever before: the router may have given them up, or the data that needs them is not there.",
         "flow",
     ),
     "frozen_by_script": Cause(
@@ -170,7 +170,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "low_precision_sum": Cause(
         "Gradients are summed over micro-steps in low precision. Over eight of them that loses 0.4 % of the norm, over "
-        "64 about 1 %, over 512 alike ones a fifth: a reason to look at accumulation_error, no reason for a fall.",
+        "64 about 1 %, over 512 alike ones 25 %: a reason to look at accumulation_error, no reason for a fall.",
         "fp32_sum",
     ),
     "other_dtype": Cause(

@@ -16,7 +16,9 @@ _NONFINITE = (
 )
 _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
 
-_PRINT_GROUPS = "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g['weight_decay'], len(g['params']))"
+_PRINT_GROUPS = (
+    "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
+)
 _AUTOCAST = "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')"
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
@@ -79,9 +81,8 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             _PRINT_GROUPS,
         ),
         "peft": (
-            "lora_A and lora_B need lr and weight decay that let both learn; LoRA+ gives them different rates.",
-            "create_loraplus_optimizer(model, optimizer_cls=torch.optim.AdamW, lr=..., loraplus_lr_ratio=16)\n"
-            + _PRINT_GROUPS,
+            "lora_A and lora_B need lr and weight decay that let both learn; LoRA+ can give them different rates.",
+            _PRINT_GROUPS,
         ),
         "diffusers": (
             "The training scripts take them as flags; adapters of unet and text encoder are groups of their own.",
@@ -197,7 +198,10 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Only the active adapter is used; target_modules may name modules that the forward pass leaves out.",
             "model.set_adapter('default'); model.print_trainable_parameters()",
         ),
-        "diffusers": ("A text encoder that is not trained gives its parameters to nobody.", "--train_text_encoder"),
+        "diffusers": (
+            "Give the optimizer no parameters of a text encoder that is not trained.",
+            "optimizer = torch.optim.AdamW([p for p in unet.parameters() if p.requires_grad])",
+        ),
     },
     "fp32_sum": {
         "pytorch": ("", "gradcanary.fp32_accumulators(optimizer)"),

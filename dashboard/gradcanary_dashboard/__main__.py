@@ -16,7 +16,7 @@ from gradcanary_dashboard.app import create_app
 DEFAULT_PORT = 8788
 
 LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-"""Names a browser may ask for: any other one leads here through a stranger's DNS."""
+"""Host names of requests; another one would come from an attacker's DNS."""
 
 ENVIRONMENT = """environment: GRADCANARY_TOKEN, a token with the scope read, where the collector asks for one;
 GRADCANARY_CA_FILE, the certificate of its authority; GRADCANARY_HOSTS, names of a proxy of yours in front of this"""
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _loopback(host: str) -> str:
-    """Return a host for this machine only: this process asks nobody who he is, and shows what its own token may see."""
+    """Return a loopback host: this process has no sign-in, and shows everything that its own token may read."""
     try:
         is_loopback = host == "localhost" or ip_address(host).is_loopback
     except ValueError:

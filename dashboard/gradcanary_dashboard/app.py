@@ -1,4 +1,4 @@
-"""The dashboard as a Dash app on a FastAPI server: on the collector's own, or alone."""
+"""The dashboard as a Dash app on a FastAPI server: that of the collector, or its own."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def mount(
     signs_in: bool = False,
     trusted: ssl.SSLContext | None = None,
 ) -> Dash:
-    """Put the pages onto a collector's server at ``/``; they ask it at ``collector_url`` over HTTP, as whoever reads.
+    """Mount the pages on a collector's server at ``/``; they read from ``collector_url`` with the reader's credentials.
 
-    ``public_url`` is the address that people use, ``signs_in`` whether they have to, ``trusted`` whose TLS is believed.
+    ``public_url`` is the address for people, ``signs_in`` is True if they need a token, ``trusted`` are the trusted
+    certificates of TLS.
     """
     return _mount(server, Collector(collector_url, as_reader=signs_in, public_url=public_url, trusted=trusted))
 
@@ -56,22 +57,22 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
     app.layout = shell.layout(collector.public_url, signs_in=collector.as_reader)
     callbacks.register(app, collector)
 
-    # Ours and Dash's come last, behind the collector's own: Dash reads bodies before it knows whether anybody may ask,
-    # and who lets people in has to see which page they want.
-    dashs = server.user_middleware[: len(server.user_middleware) - len(others)]
+    # The collector's own come first: Dash reads bodies before the token is checked, and the sign-in needs the path.
+    # Dash may add its own at either end.
+    of_dash = [each for each in server.user_middleware if each not in others]
     documents = Middleware(
         Documents,
         policy=shell.policy(app),
         is_page=registry.is_page,
         nowhere=shell.NOWHERE,
-        read_whole=(rules.PATH,),
+        read_whole=(rules.PATH, refresh.PATH),
     )
-    server.user_middleware[:] = [*others, documents, *dashs]
+    server.user_middleware[:] = [*others, documents, *of_dash]
     return app
 
 
 def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:
-    """Return a server that holds the dashboard and nothing else; it reads with one token for all who ask it."""
+    """Return a server with the dashboard alone; it reads with one token for all readers."""
     server = FastAPI(openapi_url=None)
     server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     _mount(server, Collector(collector_url, token=token, trusted=trusted))

@@ -1,4 +1,4 @@
-"""What runs when a page opens, and at a click: the edge between Dash and the pages."""
+"""Callbacks of the opening of pages, and registration of those of clicks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dash import ClientsideFunction, Dash, Input, Output, State
 
 from gradcanary_dashboard.actions import endpoints, incidents, run, silences, tokens
-from gradcanary_dashboard.collector.client import Collector, asking_once
+from gradcanary_dashboard.collector.client import Collector, one_answer_per_question
 from gradcanary_dashboard.collector.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.components import banners
 from gradcanary_dashboard.pages import registry
@@ -37,7 +37,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         page, arguments = registry.find(pathname or "/")
         title = " ".join(arguments.values()) or page.title
         try:
-            with asking_once():
+            with one_answer_per_question():
                 contents = page.ask(collector, arguments, search or "", {})
             return {"main": page.frame(arguments, contents), "title": contents.get("title", title), "outage": None}
         except NotFoundError:
@@ -47,6 +47,6 @@ def _register_opening(app: Dash, collector: Collector) -> None:
 
 
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone, once a page is there; the function is in ``assets/js/gradcanary.js``."""
+    """Register the callback that runs in the browser (``gradcanary.js``)."""
     register_callback: Callable[..., None] = app.clientside_callback
     register_callback(ClientsideFunction("gradcanary", "title"), Input("title", "data"))

@@ -31,7 +31,7 @@ class Tab:
         """Ask for news; return the seconds that took, None where there was none."""
         began = time.perf_counter()
         asked = {"path": self._path, "search": "", "shown": self._shown}
-        answer = self._client.get("/_news", params=asked).raise_for_status()
+        answer = self._client.post("/_refresh", json=asked).raise_for_status()
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
         took, told = time.perf_counter() - began, json.loads(answer.content)

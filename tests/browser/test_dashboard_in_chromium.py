@@ -71,7 +71,7 @@ def picture(page: Page) -> Any:
 
 
 def is_no_news(answer: Response) -> bool:
-    return "/_news" in answer.url and answer.status == 204
+    return "/_refresh" in answer.url and answer.status == 204
 
 
 def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[..., Page]) -> None:

@@ -416,7 +416,7 @@ def test_a_figure_that_is_not_there_yet_says_so_in_its_room(
 ) -> None:
     page = open_run(open_page, shared.url, "lora-quiet")
     waiting: list[Route] = []
-    page.route("**/_panels?*", lambda route: waiting.append(route))
+    page.route("**/_metrics?*", lambda route: waiting.append(route))
     page.reload()
     plot = page.locator("#loss .plot")
     expect(plot).to_have_attribute("data-says", "Loading ...")
@@ -434,7 +434,7 @@ def test_a_figure_that_is_not_there_yet_says_so_in_its_room(
         page.wait_for_timeout(50)
     waiting.pop().abort()
     expect(plot).to_have_attribute("data-says", re.compile("does not answer"))
-    page.unroute("**/_panels?*")
+    page.unroute("**/_metrics?*")
     expect(page.locator("#loss .main-svg").first).to_be_attached()
     assert page.locator(".panel[data-key=loss]").evaluate("(card) => card.getBoundingClientRect().height") == room
     expect(page.locator(".panel[data-key=loss] a.save")).to_be_attached()

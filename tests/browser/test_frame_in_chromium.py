@@ -269,6 +269,6 @@ def test_a_tab_in_the_background_asks_nothing_and_catches_up(shared: Any, open_p
     expect(step).to_have_text("79")
     # Nobody waits for the next second: with no second to come, who comes back is still asked for.
     page.evaluate("for (let timer = setInterval(() => {}, 1e9); timer > 0; timer -= 1) clearInterval(timer)")
-    with page.expect_request("**/_news?*"):
+    with page.expect_request("**/_refresh"):
         page.evaluate("window.isAway = false; document.dispatchEvent(new Event('visibilitychange'))")
     expect(step).to_have_text("119")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, Request, Route, expect
 from plots import IMAGE, drag, draw_over, meta, open_run, place, point, query, steps_in_sight, until
 
 from gradcanary_dashboard.figures import palette
@@ -61,14 +61,19 @@ def test_a_zoom_asks_once_and_metrics_wait_for_the_heatmap(shared: Any, open_pag
     page = open_run(open_page, shared.url, RUN)
     page.wait_for_selector("#trend .main-svg")
     asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("response", lambda answer: asked.append("answer to " + answer.url))
+
+    def said(request: Request) -> str:
+        return f"{request.url} {request.post_data or ''}"
+
+    page.on("request", lambda request: asked.append(said(request)))
+    page.on("response", lambda answer: asked.append("answer to " + said(answer.request)))
 
     def dawdle(route: Route) -> None:
-        time.sleep(1)  # metrics would be asked for meanwhile
+        if "from=" in (route.request.post_data or ""):
+            time.sleep(1)  # metrics would be asked for meanwhile
         route.continue_()
 
-    page.route(lambda url: "/_news" in url and "from%3D" in url, dawdle)
+    page.route("**/_refresh", dawdle)
     page.evaluate("""() => {
         const plot = document.querySelector("#heatmap .js-plotly-plot");
         window.drawn = [];
@@ -79,8 +84,8 @@ def test_a_zoom_asks_once_and_metrics_wait_for_the_heatmap(shared: Any, open_pag
     page.locator("#loss").scroll_into_view_if_needed()
     until(page, "document.querySelector('#loss .js-plotly-plot').layout.xaxis.range[0] > 300")
     assert page.evaluate("window.drawn") == [2, 1], "where the mouse led, and what the collector says of it"
-    first, second, *_ = [each for each in asked if "from%3D" in each]
-    assert "/_news" in first
+    first, second, *_ = [each for each in asked if "from=" in each or "from%3D" in each]
+    assert "/_refresh" in first
     assert second == f"answer to {first}", "metrics wait for the heatmap"
 
 

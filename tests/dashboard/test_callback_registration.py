@@ -7,11 +7,13 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dash import Dash, Input, Output, no_update
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.middleware import Middleware
 
 from gradcanary_dashboard.app import create_app, mount
 from gradcanary_dashboard.components.endpoint_text import SENT_AGAIN
@@ -20,6 +22,7 @@ from gradcanary_dashboard.pages.settings import silences as silences_page
 from gradcanary_dashboard.pages.settings import tokens as tokens_page
 from gradcanary_dashboard.web import threads
 from gradcanary_dashboard.web.assets import PLOTLY
+from gradcanary_dashboard.web.documents import Documents
 from gradcanary_dashboard.web.threads import changing, threaded
 
 ASSETS = Path(threads.__file__).parent.parent / "assets"
@@ -167,3 +170,38 @@ def test_what_changes_something_cannot_be_sent_twice() -> None:
         if any(asked["id"] in TOLD for asked in each["inputs"]):
             assert any(name.endswith(".aria-busy") for name in held), each["output"]
     assert clicked > 12
+
+
+class Own:
+    """A middleware of the collector's."""
+
+    def __init__(self, app: object) -> None:
+        self.app = app
+
+
+class Late(FastAPI):
+    """A server that puts each new middleware behind the others; Starlette puts it before them."""
+
+    def add_middleware(self, middleware_class: Any, *args: Any, **kwargs: Any) -> None:
+        self.user_middleware.append(Middleware(middleware_class, *args, **kwargs))
+
+
+@pytest.mark.parametrize("kind", [FastAPI, Late])
+def test_middleware_of_the_collector_stays_before_that_of_dash(kind: type[FastAPI]) -> None:
+    server = kind()
+    server.add_middleware(Own)
+    mount(server, "http://127.0.0.1:9")
+    names = [each.cls for each in server.user_middleware]
+    assert names[:2] == [Own, Documents]
+    assert len(names) > 2, "Dash adds its own"
+    assert Own not in names[2:]
+
+
+def test_opening_of_a_page_is_the_request_that_the_scripts_repeat() -> None:
+    """They know it by the first output of its callback, which depends on the order in a dict."""
+    scripts = [script.read_text("utf-8") for script in ASSETS.rglob("*.js")]
+    found = [re.search(r"""includes\('"output":"([^']+)'\)""", script) for script in scripts]
+    [start] = [match.group(1) for match in found if match is not None]
+    with TestClient(create_app("http://127.0.0.1:9")) as pages:
+        outputs = [each["output"] for each in pages.get("/_dash-dependencies").json()]
+    assert len([output for output in outputs if output.startswith(start)]) == 1

@@ -108,7 +108,7 @@ def test_what_did_not_change_is_not_sent_again(script: Script, collector: Collec
 
 
 def test_for_one_page_a_question_is_asked_once(script: Script, collector: Collector) -> None:
-    with client.asking_once():
+    with client.one_answer_per_question():
         first = collector.runs()
         script.etag, script.body = '"2"', b'{"runs": [2]}'
         assert collector.runs() is first
@@ -119,7 +119,7 @@ def test_for_one_page_a_question_is_asked_once(script: Script, collector: Collec
 
 def test_what_could_not_be_answered_is_asked_again(script: Script, collector: Collector) -> None:
     script.status = 503
-    with client.asking_once():
+    with client.one_answer_per_question():
         with pytest.raises(UnreachableError):
             collector.runs()
         script.status = 200
@@ -153,12 +153,20 @@ def test_a_name_cannot_leave_its_path(script: Script, collector: Collector) -> N
     assert script.asked == [("/api/v1/runs/..%2Fincidents%3Fx%3D1", None)]
 
 
-def test_only_so_many_answers_are_remembered(script: Script, collector: Collector) -> None:
-    for number in range(client.KEPT_ANSWERS + 1):
+def test_kept_answers_have_a_limit_in_bytes(script: Script, collector: Collector) -> None:
+    script.body = json.dumps("x" * (client.KEPT_BYTES // 4)).encode()
+    for number in range(4):
         collector.incident(number)
     collector.incident(0)
-    collector.incident(client.KEPT_ANSWERS)
+    collector.incident(3)
     assert [known for _, known in script.asked[-2:]] == [None, '"1"']
+
+
+def test_kept_answers_small_ones_of_many_tabs_stay(script: Script, collector: Collector) -> None:
+    for _ in range(2):
+        for number in range(500):
+            collector.incident(number)
+    assert {known for _, known in script.asked[500:]} == {'"1"'}
 
 
 def test_unknown_is_not_unreachable(script: Script, collector: Collector) -> None:
@@ -196,7 +204,7 @@ def test_a_question_is_the_readers_own(script: Script, collector: Collector) -> 
     own = Collector(collector.url, as_reader=True)
 
     async def in_a_thread() -> None:
-        with client.reading_as(READER):
+        with client.as_reader(READER):
             await asyncio.to_thread(own.runs)
 
     with ThreadPoolExecutor(1) as thread:  # Playwright, once used, keeps an event loop in the main one
@@ -208,7 +216,7 @@ def test_a_question_is_the_readers_own(script: Script, collector: Collector) -> 
 
 def test_or_always_the_same_where_pages_stand_alone(script: Script, collector: Collector) -> None:
     alone = Collector(collector.url, token="gc_read_ours")
-    with client.reading_as(READER):
+    with client.as_reader(READER):
         alone.runs()
         collector.runs()
     alone.close()

@@ -68,21 +68,21 @@ def test_the_heatmap_s_is_that_of_the_collector(url: str) -> None:
 def test_a_metric_s_has_the_lines_that_are_drawn(url: str) -> None:
     known = metric_figures.of(httpx.get(f"{url}/api/v1/runs/{RUN}", trust_env=False).json()["metrics"])
     score = next(panel for panel in known if panel.names == ["-score"])
-    name, rows = table(url, "/_csv/metrics", run=RUN, key="loss", search="?from=2&to=290&x=time")
+    name, rows = table(url, "/_download/metrics", run=RUN, key="loss", search="?from=2&to=290&x=time")
     assert name == "one-run-loss-2-290.csv"
     assert rows[0] == ["step", "time", "loss"]
     assert [(int(step), float(value)) for step, _, value in rows[1:]] == [(at, 1 / (at + 1)) for at in range(2, 291)]
-    _, rows = table(url, "/_csv/metrics", run=RUN, key=score.key)
+    _, rows = table(url, "/_download/metrics", run=RUN, key=score.key)
     assert rows[0][2:] == [f"'-score{{host=n{host:02}}}" for host in range(12)]
     assert [[row[0], *row[2:4]] for row in rows[1:]] == [["3", "0.0", repr(1 / 3)], ["290", "nan", "nan"]]
-    name, rows = table(url, "/_csv/metrics", run=RUN, key=score.key, search=f"?lines={score.series[13].ident}")
+    name, rows = table(url, "/_download/metrics", run=RUN, key=score.key, search=f"?lines={score.series[13].ident}")
     assert (name, rows[0][2:]) == ("one-run--score.csv", ["'-score{host=n13}"])
-    name, rows = table(url, "/_csv/metrics", run=RUN, key="rates")
+    name, rows = table(url, "/_download/metrics", run=RUN, key="rates")
     assert (name, rows[0][2:], len(rows)) == ("one-run-learning-rate.csv", ["lr0"], 301)
 
 
 def test_a_layer_s_has_every_stat_that_was_measured(url: str) -> None:
-    name, rows = table(url, "/_csv/layer", run=RUN, layer="=1+1", search="?from=7&to=7")
+    name, rows = table(url, "/_download/layer", run=RUN, layer="=1+1", search="?from=7&to=7")
     assert name == "one-run-_1_1-7-7.csv"
     assert rows[0] == ["step", "time", "absmax =1+1", "norm =1+1", "nonfinite =1+1"]
     assert np.float32(rows[1][2:]).tolist() == [STREAM.absmax[7, 0], STREAM.absmax[7, 0] * 3, 0]
@@ -106,7 +106,7 @@ def test_the_table_of_layers_has_all_of_them_worst_first(url: str) -> None:
 
 
 def test_runs_are_all_of_a_list_and_say_what_their_cards_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, rows = table(url, "/_csv/runs", search="?sort=name&after=x")
+    name, rows = table(url, "/_download/runs", search="?sort=name&after=x")
     assert name == "runs.csv"
     found = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     assert [(each["run"], each["layers"], each["firing"]) for each in found] == [("'-other", "8", "1"), (RUN, "8", "0")]
@@ -120,16 +120,16 @@ def test_runs_are_all_of_a_list_and_say_what_their_cards_do(url: str, monkeypatc
 
 
 def test_incidents_are_all_of_a_choice_and_one_is_all_its_layers(url: str) -> None:
-    name, rows = table(url, "/_csv/incidents", search="?severity=critical&run=other&before=1")
+    name, rows = table(url, "/_download/incidents", search="?severity=critical&run=other&before=1")
     assert name == "incidents-critical-other.csv"
     [found] = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     assert (found["run"], found["rule"], found["state"], found["firing"]) == ("'-other", "collapse", "open", "1")
-    name, rows = table(url, "/_csv/incident", number=found["id"])
+    name, rows = table(url, "/_download/incident", number=found["id"])
     assert name == f"-other-incident-{found['id']}.csv"
     [member] = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     assert (member["name"], member["until_step"]) == ("'=1+1", "")
     assert float(member["value"]) < 1e-4 < float(member["baseline"])
-    assert httpx.get(f"{url}/_csv/incident?number=99", trust_env=False).status_code == 424
+    assert httpx.get(f"{url}/_download/incident?number=99", trust_env=False).status_code == 424
 
 
 def test_a_comparison_s_curves_stand_beside_each_other(url: str) -> None:
@@ -166,13 +166,13 @@ def test_a_comparison_s_differences_are_told_of_every_layer(url: str) -> None:
 
 def test_what_is_not_there_is_no_failure_of_the_page(url: str) -> None:
     asked: list[tuple[str, dict[str, str]]] = [
-        ("/_csv", {"run": "no-such-run"}),
-        ("/_csv", {"run": RUN, "search": "?rows=("}),
-        ("/_csv/metrics", {"run": RUN, "key": "no-such-metric"}),
-        ("/_csv/layer", {"run": RUN, "layer": "99"}),
-        ("/_csv/layers", {"run": "no-such-run"}),
-        ("/_csv/compare", {"search": f"?run={RUN}"}),
-        ("/_csv/differences", {"search": f"?run={RUN}&run=no-such-run"}),
+        ("/_download", {"run": "no-such-run"}),
+        ("/_download", {"run": RUN, "search": "?rows=("}),
+        ("/_download/metrics", {"run": RUN, "key": "no-such-metric"}),
+        ("/_download/layer", {"run": RUN, "layer": "99"}),
+        ("/_download/layers", {"run": "no-such-run"}),
+        ("/_download/compare", {"search": f"?run={RUN}"}),
+        ("/_download/differences", {"search": f"?run={RUN}&run=no-such-run"}),
     ]
     for path, query in asked:
         answer = httpx.get(f"{url}{path}?{urlencode(query)}", trust_env=False, timeout=60)
@@ -198,7 +198,7 @@ def test_a_download_that_is_broken_off_is_closed_once_its_piece_is_made() -> Non
         return "x.csv", pieces()
 
     async def broken_off() -> None:
-        answer = await downloads._answered(made)
+        answer = await downloads._file_answer(made)
         body = cast(AsyncIterator[bytes], cast(Any, answer).body_iterator)
         reading = asyncio.ensure_future(anext(body))
         assert await asyncio.to_thread(begun.wait, 30)

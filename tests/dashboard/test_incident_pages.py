@@ -191,6 +191,13 @@ def test_what_is_about_a_whole_run_has_no_layers() -> None:
     assert member_table.tally(full(layers=[member(0), member(1, until_step=400)])) == "1 firing, 1 over"
 
 
+def test_members_of_an_ended_run_are_not_firing() -> None:
+    ended = full(state="resolved", resolution="run_finished", layers=[member(0), member(1, until_step=400)])
+    [first, second] = json.loads(member_table.rows(ended, View()))
+    assert (first[3], second[3]) == ("not recovered", "400")
+    assert member_table.tally(ended) == "1 not recovered, 1 over"
+
+
 def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     told = [
         {"endpoint": 1, "name": "on call", "kind": "opened", "state": "delivered"},

@@ -40,7 +40,7 @@ def api(module_collector: Any) -> Iterator[Api]:
 def answer(api: Api, address: str, shown: object) -> int:
     path, _, search = address.partition("?")
     asked = {"path": path, "search": search, "shown": json.dumps(shown)}
-    status = httpx.get(f"{api.url}/_news", params=asked).status_code
+    status = httpx.post(f"{api.url}/_refresh", json=asked).status_code
     assert status in (200, 204)
     return status
 
@@ -52,7 +52,7 @@ def shown(api: Api) -> dict[str, object]:
 
 def ask(api: Api, path: str, shown: str = "", **headers: str) -> httpx.Response:
     """What a page asks that holds this."""
-    return httpx.get(f"{api.url}/_news", params={"path": path, "search": "", "shown": shown}, headers=headers)
+    return httpx.post(f"{api.url}/_refresh", json={"path": path, "search": "", "shown": shown}, headers=headers)
 
 
 def whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
@@ -98,14 +98,14 @@ def test_a_loss_by_a_hundred_tags_is_no_more_to_compare(module_collector: Any) -
         session = begin(module_collector.url, run)
         session.post_batch(0, replace(STREAM.batch(0, 40, change_records=True), metrics=hosts)).raise_for_status()
     asked = {"path": "/compare", "search": "?run=of-many&run=of-many-too", "shown": ""}
-    answered = httpx.get(f"{module_collector.url}/_news", params=asked).json()
+    answered = httpx.post(f"{module_collector.url}/_refresh", json=asked).json()
     assert answered["slots"]["outage"] is None
     assert answered["page"] == "compare"
 
 
 def test_what_the_collector_does_not_take_is_no_outage(module_collector: Any) -> None:
     asked = {"path": "/", "search": "?after=nonsense", "shown": ""}
-    banner = httpx.get(f"{module_collector.url}/_news", params=asked).json()["slots"]["outage"]
+    banner = httpx.post(f"{module_collector.url}/_refresh", json=asked).json()["slots"]["outage"]
     assert "cannot be filled" in json.dumps(banner)
     assert "when it is back" not in json.dumps(banner)
 
@@ -113,7 +113,7 @@ def test_what_the_collector_does_not_take_is_no_outage(module_collector: Any) ->
 @pytest.mark.parametrize("slots", [None, 3, [], {"tiles": 3}, {"nothing": "x"}])
 def test_who_says_nonsense_of_its_slots_gets_all_of_them(module_collector: Any, slots: object) -> None:
     held = json.dumps({"version": "old", "chosen": "", "slots": slots})
-    answered = httpx.get(f"{module_collector.url}/_news", params={"path": "/", "search": "", "shown": held}).json()
+    answered = httpx.post(f"{module_collector.url}/_refresh", json={"path": "/", "search": "", "shown": held}).json()
     assert set(registry.RUNS.slots) <= set(answered["slots"])
 
 
@@ -200,7 +200,7 @@ def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("held", ["", "{", "[1]", "[" * 5_000, '{"version": 3}', '{"version": "x", "chosen": null}'])
 @pytest.mark.parametrize("path", ["/", "/runs/nobody", "x"])
 def test_what_cannot_be_told_is_news(module_collector: Any, path: str, held: str) -> None:
-    asked = httpx.get(f"{module_collector.url}/_news", params={"path": path, "search": "", "shown": held})
+    asked = httpx.post(f"{module_collector.url}/_refresh", json={"path": path, "search": "", "shown": held})
     assert asked.status_code == 200
 
 
@@ -209,10 +209,30 @@ def test_many_tabs_at_once_keep_nobody_else_from_the_collector(api: Api) -> None
 
     def ask(_tab: int) -> int:
         asked = {"path": "/runs/crowded", "search": "", "shown": "{}x"}
-        return httpx.get(f"{api.url}/_news", params=asked, timeout=120).status_code
+        return httpx.post(f"{api.url}/_refresh", json=asked, timeout=120).status_code
 
     with ThreadPoolExecutor(60) as tabs:
         asked = [tabs.submit(ask, tab) for tab in range(60)]
         for _ in range(5):
             httpx.get(f"{api.url}/api/v1/runs", timeout=8).raise_for_status()
         assert {each.result() for each in asked} == {200}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"path": "/"}', b'{"path": "/", "search": "", "shown": 3}']
+)
+def test_refresh_without_its_three_texts_is_refused(module_collector: Any, body: bytes) -> None:
+    assert httpx.post(f"{module_collector.url}/_refresh", content=body).status_code == 400
+
+
+def test_refresh_has_no_state_in_its_address(api: Api) -> None:
+    begin(api.url, RUN)
+    held = ask(api, PAGE).json()["slots"]["run-heart"]
+    again = ask(api, PAGE, held)
+    assert again.status_code == 204
+    assert again.request.url.query == b""
+
+
+def test_refresh_of_a_body_beyond_the_limit_is_refused(module_collector: Any) -> None:
+    asked = {"path": "/", "search": "", "shown": "x" * 2**20}
+    assert httpx.post(f"{module_collector.url}/_refresh", json=asked).status_code == 413

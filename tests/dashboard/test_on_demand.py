@@ -38,7 +38,7 @@ def ask(url: str, path: str, **query: object) -> httpx.Response:
 
 
 def drawn(url: str, keys: list[str], search: str = "") -> dict[str, Any]:
-    answer = ask(url, "/_panels", run=RUN, key=keys, search=search)
+    answer = ask(url, "/_metrics", run=RUN, key=keys, search=search)
     assert answer.status_code == 200
     return {panel["key"]: panel for panel in answer.json()["panels"]}
 
@@ -75,9 +75,9 @@ def test_a_cell_has_every_digit_of_its_samples(url: str) -> None:
 
 def test_what_is_not_there_is_no_failure_of_the_page(url: str) -> None:
     for path, query in (
-        ("/_panels", {"key": "loss"}),
+        ("/_metrics", {"key": "loss"}),
         ("/_cell", {"stat": "absmax", "layer": 0, "first": 0, "last": 0}),
     ):
         assert ask(url, path, run="no-such-run", **query).status_code == 424
     assert ask(url, "/_cell", run=RUN, stat="nonsense", layer=0, first=0, last=0).status_code == 424
-    assert ask(url, "/_panels", run=RUN, key="no-such-panel").json() == {"panels": []}
+    assert ask(url, "/_metrics", run=RUN, key="no-such-panel").json() == {"panels": []}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
+from gradcanary.cli import incidents as terminal_incidents
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.address.runs import MAX_TEXT, SORTS, STATES, Listing, parse
 from gradcanary_dashboard.analysis import layers
@@ -27,7 +28,9 @@ from gradcanary_dashboard.pages import layer as layer_page
 from gradcanary_dashboard.pages import run as run_page
 from gradcanary_dashboard.pages import runs as runs_page
 from gradcanary_dashboard.pages.registry import PAGES, Page
+from gradcanary_dashboard.text import numbers
 from gradcanary_server.api.models import RunState
+from gradcanary_server.rules.types import Resolution
 
 NONE_OPEN = {"incidents": [], "next": None}
 
@@ -35,6 +38,12 @@ NONE_OPEN = {"incidents": [], "next": None}
 def text_of(component: object) -> str:
     """Everything a component would print, markup and properties included."""
     return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def test_resolutions_have_the_same_words_on_pages_and_at_a_terminal() -> None:
+    known = {*get_args(Resolution), "run_finished", "run_deleted"}
+    assert numbers.RESOLUTIONS.keys() == known
+    assert terminal_incidents.RESOLUTIONS == numbers.RESOLUTIONS
 
 
 def test_an_open_incident_speaks_first() -> None:

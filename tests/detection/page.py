@@ -18,7 +18,8 @@ Published by `make detection ARGS=--write`; the jobs are in [tests/detection](..
 FAULTS_HEAD = """\
 ## Faults
 
-late: steps from the fault to the incident. Rules that send no messages are on the page only.
+late: steps from the fault to the incident, negative if the incident is earlier than the step at which the
+float64 values count as fallen. Rules that send no messages are on the page only.
 """
 
 CONTROLS_HEAD = """
@@ -60,7 +61,7 @@ def _truth(row: Row) -> str:
     if not row.case.is_fault:
         return "healthy"
     layers = len(set(row.true) - {""})
-    what = f", {layers} layers" if layers else ""
+    what = f", {layers} layer{'s' if layers > 1 else ''}" if layers else ""
     return f"{row.case.rule} from {row.true_step}{what}"
 
 

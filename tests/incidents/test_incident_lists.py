@@ -12,7 +12,6 @@ from starlette.testclient import TestClient
 from stores import Store
 from streams import layer_names
 
-from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Answer
 from gradcanary_dashboard.collector.errors import NotFoundError
@@ -244,7 +243,7 @@ def test_the_page_of_a_layer_has_each_of_its_incidents_however_many_the_run_has(
         desk.store.database.ahead_s += Pace().reopen_s + 1  # or it would be the same incident again
 
     def shown(layer, named=None):
-        found, _ = layer_data.load_incidents(Reader(desk), "sdxl", layer, named)
+        found, _ = run_data.load_incidents(Reader(desk), "sdxl", named, layer=layer)
         return [each["id"] for each in found]
 
     assert shown(3) == [1], "the oldest of 111"
@@ -277,6 +276,45 @@ def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
     assert " IN (" in asked[0]
 
 
+def test_list_details_are_those_of_each_incident(desk):
+    desk.write(add_endpoint)
+    for number in range(3):
+        desk.record(1, fired(number, rule=("collapse", "vanished", "explosion")[number]))
+    desk.write(seal)
+    desk.write(deliver)
+    listed = desk.api.get("/api/v1/incidents", params={"detailed": 2}).json()["incidents"]
+    alone = [desk.api.get(f"/api/v1/incidents/{number}").json() for number in (3, 2, 1)]
+    assert listed[:2] == alone[:2]
+    assert listed[2] == {name: alone[2][name] for name in alone[2].keys() - {"layers", "deliveries"}}
+    whole = desk.api.get("/api/v1/incidents", params={"detailed": 100}).json()["incidents"]
+    assert whole == alone
+    assert [len(each["deliveries"]) for each in whole] == [1, 1, 1]
+    assert any(delivery["attempts"] for each in whole for delivery in each["deliveries"])
+
+
+def test_list_details_take_as_many_statements_for_ten_incidents_as_for_one(desk):
+    """Beside the members of each, which a list without details reads as well."""
+    desk.write(add_endpoint)
+    for number in range(10):
+        desk.record(1, fired(number))
+        desk.record(1, resolved(number))
+        desk.store.database.ahead_s += Pace().reopen_s + 1  # or it would be the same incident again
+    desk.write(seal)
+    statements = []
+    event.listen(desk.store.database._engine, "before_cursor_execute", lambda *asked: statements.append(asked[2]))
+    counts = []
+    for detailed in (0, 1, 10):
+        statements.clear()
+        assert len(desk.api.get("/api/v1/incidents", params={"detailed": detailed}).json()["incidents"]) == 10
+        counts.append(len(statements))
+    assert counts[1] - counts[0] <= 2
+    assert counts[2] == counts[1]
+
+
+def add_endpoint(connection, now):
+    endpoints.upsert_configured(connection, endpoints.ConfiguredEndpoint(HOOK), None, now)
+
+
 def seal(connection, now):
     steps = outbox.plan_deliveries(connection, Pace(wait_s=0.0), now + 1)
     drafts = outbox.compose_drafts(connection, steps, "", now + 1)
@@ -303,9 +341,7 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
 
     desk.add_run(2, "other")
     desk.record(1, fired(0), fired(1))
-    desk.write(
-        lambda connection, now: endpoints.upsert_configured(connection, endpoints.ConfiguredEndpoint(HOOK), None, now)
-    )
+    desk.write(add_endpoint)
     changes = {
         "a message is sealed": (seal, True),
         "it arrives": (deliver, True),

@@ -1,9 +1,13 @@
 """What incidents are called, and why they may have come."""
 
 import itertools
+import re
+from types import SimpleNamespace
 
 import pytest
 from changes import fired, resolved
+from hypothesis import given
+from hypothesis import strategies as st
 from streams import layer_names
 
 from gradcanary import remedies, wire
@@ -49,15 +53,15 @@ def test_several_kinds_of_evidence_are_told_apart():
     said = sentence(fired(0), far)
     assert said == (
         "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 3e-3 to 6e-7 at step 340; 1 more "
-        "(blocks.1.attn.lora_A.weight) lay at 1e-9, their siblings at 2e-4, when that was first seen at step 340."
+        "(blocks.1.attn.lora_A.weight) lay at 1e-9, its siblings at 2e-4, when that was first seen at step 340."
     )
 
 
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ("threshold", "went under the threshold given for them"),
-        ("joined_late", "were already at 6e-7 when the run was joined"),
+        ("threshold", "went under the threshold given for it"),
+        ("joined_late", "was already at 6e-7 when the run was joined"),
     ],
 )
 def test_weaker_evidence_claims_no_fall(evidence, words):
@@ -94,19 +98,19 @@ def test_nonfinite_names_loss_and_gradients():
         ("explosion", None, 5.0, "exploded", "went up from 3e-3 to 5"),
         ("vanished", "stopped", None, "without a gradient", "in nearly every step, and none since"),
         ("vanished", "stopped", 0.0, "without a gradient", "in nearly every step, and exact zeros since"),
-        ("vanished", "sporadic", None, "without a gradient", "ten times as long as ever before"),
-        ("vanished", "by_script", None, "frozen by the script", "the script froze them"),
+        ("vanished", "sporadic", None, "without a gradient", "none for longer than ever before"),
+        ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
         ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
-        ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of their gradient"),
+        ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         ("accumulator", "declared", None, "summed in low precision", "another dtype than the configuration asks for"),
-        ("frozen", "forecast", None, "with weights that stand still", "too coarse for their learning rate"),
-        ("frozen", "measured", 0.9, "with weights that stand still", "weights of which 90% did not move"),
-        ("frozen", "stopped", 0.95, "with weights that stand still", "moved, and now 95% of their weights did not"),
+        ("frozen", "forecast", None, "with weights that stand still", "too coarse for its learning rate"),
+        ("frozen", "measured", 0.9, "with weights that stand still", "90% did not move in fifty steps or more"),
+        ("frozen", "stopped", 0.95, "with weights that stand still", "moved, and now 95% of its weights did not"),
         ("fp16_underflow", "no_scaler", None, "go to zero", "without a GradScaler"),
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50% exact zeros"),
         ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95% exact zeros"),
-        ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while their gradients carry"),
+        ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
     ],
 )
 def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
@@ -136,8 +140,22 @@ def test_every_rule_of_the_whole_run_has_its_words_and_its_cause(rule):
     assert scene(change).code in remedies.CAUSES
 
 
+PLURAL = re.compile(r"\b(are|were|have|their|them)\b")
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence"), [(rule, each.evidence) for rule, tracks in RULES.items() for each in tracks]
+)
+def test_words_agree_with_the_number_of_layers(rule, evidence):
+    one, two = (tuple(fired(number, rule=rule, evidence=evidence) for number in range(count)) for count in (1, 2))
+    said = sentence(*one) + headline(*one)
+    assert not PLURAL.search(said), said
+    both = sentence(*two) + headline(*two)
+    assert not re.search(r"\) (is|was|has)\b|\bits\b", both), both
+
+
 def test_the_end_is_told():
-    assert sentence(fired(0), fired(2), resolved(0)).endswith("1 of them have not recovered.")
+    assert sentence(fired(0), fired(2), resolved(0)).endswith("1 of them has not recovered.")
     assert sentence(fired(0), resolved(0, step=900)).endswith("Recovered at step 900.")
     case = case_of(fired(0))
     ended = close_incident(case.incident, 1000, 1.0, "run_finished")
@@ -151,13 +169,47 @@ def test_the_end_is_told():
         (9.6e-4, "1e-3"),
         (0.0512, "0.051"),
         (120.0, "120"),
-        (2.5e5, "2e5"),
+        (2.5e5, "2.5e5"),
+        (1.5e-3, "1.5e-3"),
+        (1.5e-7, "1.5e-7"),
+        (-1.5e-3, "-1.5e-3"),
         (0.0, "exactly 0"),
         (None, "an unknown value"),
     ],
 )
 def test_numbers_are_written_as_people_write_them(value, words):
     assert text.format_number(value) == words
+
+
+@given(st.floats(1e-30, 1e30))
+def test_numbers_are_within_5_percent_of_the_value(value):
+    assert float(text.format_number(value)) == pytest.approx(value, rel=0.0501)
+
+
+def test_sentences_name_no_number_of_the_default_rules():
+    """``rare_factor`` is set in rules.yaml, and an agent that samples each 100th step counts 100 steps, not fifty."""
+    words = [part for each in text.WORDS.values() for part in each]
+    words += [cause.text for cause in remedies.CAUSES.values()]
+    assert [each for each in words if "ten times" in each or re.search(r"in fifty steps(?! or more)", each)] == []
+
+
+def test_loss_of_a_sum_is_the_measured_one():
+    """The table of agent/README.md, "512, alike"."""
+    assert "512 alike ones 25 %" in remedies.CAUSES["low_precision_sum"].text
+
+
+@pytest.mark.parametrize("framework", [None, *remedies.FRAMEWORKS])
+def test_fix_changes_no_training(framework):
+    """Code to copy shows what is set, or repairs the cause; it trains no other model by another method."""
+    for code in remedies.CAUSES:
+        fix = remedies.fix(code, framework).code or ""
+        assert "loraplus" not in fix
+        assert "--train_text_encoder" not in fix
+
+
+def test_printed_groups_need_no_weight_decay():
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1, "params": [1, 2]}])
+    exec(remedies.fix("parameter_group", "pytorch").code, {"optimizer": optimizer})
 
 
 def scene(*changes, names=BLOCKS, groups=lambda number: number % 2, near=(), facts=(), dtype="float32"):

@@ -119,6 +119,7 @@ class Store:
             found[value] = self.read(
                 lambda c, run, p=picture: charts.build_heatmap(c, archive, rules, run, "absmax", p, span)
             )
+        found["layer"] = self.read(lambda c, run: charts.build_layer(c, archive, rules, run, "1", span))
         found["metrics"] = self.read(
             lambda c, run: charts.build_metrics(c, archive, run, charts.MetricSelector((), ()), span)
         )

@@ -87,7 +87,8 @@ def hello():
 def test_nobody_gets_anything_without_a_token(app):
     for method, path in (
         ("GET", "/api/v1/runs"), ("GET", RUN), ("DELETE", RUN), ("PUT", SESSION), ("POST", "/api/v1/silences"),
-        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"), ("GET", "/_news"),
+        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"),
+        ("POST", "/_refresh"),
         ("GET", "/assets/js/gradcanary.js"), ("GET", "/_dash-layout"), ("GET", "/anything"), ("TRACE", "/api/v1/runs"),
     ):  # fmt: skip
         answer = app.request(method, path)
@@ -110,7 +111,7 @@ def test_a_right_one_in_the_address_is_none_either(app, admin):
 
 @pytest.mark.parametrize("host", ["x/sign-in?", "x/healthz#", "x/sign-in?a=", "evil.example"])
 def test_a_name_that_holds_a_path_changes_nothing(app, host):
-    for path in ("/api/v1/runs", "/api/v1/tokens", "/_news"):
+    for path in ("/api/v1/runs", "/api/v1/tokens", "/_cell"):
         assert app.get(path, headers={"host": host}).status_code in (400, 401)
     assert app.delete(RUN, headers={"host": host}).status_code in (400, 401)
 
@@ -153,6 +154,7 @@ FOR_AGENTS = {
 FOR_READERS = {
     "GET /metrics",
     *(f"GET /api/v1/runs{rest}" for rest in ("", "/{run}", "/{run}/layers", "/{run}/series", "/{run}/heatmap")),
+    "GET /api/v1/runs/{run}/layers/{layer}",
     *(f"GET /api/v1/runs/{{run}}/{rest}" for rest in ("metrics", "metrics.csv", "export.csv", "recording")),
     *(f"GET /api/v1/{rest}" for rest in ("incidents", "incidents/{number}", "storage")),
     *(f"GET /api/v1/silences{rest}" for rest in ("", "/preview")),
@@ -169,7 +171,7 @@ def test_each_route_lets_in_whom_it_is_for(app, admin, made):
     assert routes >= FOR_EVERYBODY | FOR_AGENTS | FOR_READERS
     for route in sorted(routes):
         method, _, path = route.partition(" ")
-        path = re.sub(r"{(number|seq)}", "99", re.sub(r"{(run|session|name)}", "nobody", path))
+        path = re.sub(r"{(number|seq)}", "99", re.sub(r"{(run|session|name|layer)}", "nobody", path))
         told = {scope: app.request(method, path, headers=headers).status_code for scope, headers in askers.items()}
         refused = {scope: status for scope, status in told.items() if status in (401, 403)}
         may = {"ingest", "admin"} if route in FOR_AGENTS else {"read", "admin"} if route in FOR_READERS else {"admin"}

@@ -101,11 +101,13 @@ FILLED = (
     "/api/v1/runs",
     "/api/v1/runs/ill",
     "/api/v1/runs/ill/layers",
+    "/api/v1/runs/ill/layers/1",
     "/api/v1/runs/ill/series?layer=1&layer=2",
     "/api/v1/runs/ill/heatmap",
     "/api/v1/runs/ill/metrics",
     "/api/v1/rules",
     "/api/v1/incidents",
+    "/api/v1/incidents?detailed=100",
     "/api/v1/incidents/1",
     "/api/v1/silences",
     "/api/v1/silences/preview?run=ill",
@@ -132,6 +134,7 @@ def test_an_answer_has_the_shape_that_is_published(client, path):
 
 STEPS = {"from": (0, 2**31 - 1), "to": (0, 2**31 - 1)}
 BOUNDS = {
+    "/api/v1/runs/ill/layers/0?": {**STEPS, "points": (1, 5_000)},
     "/api/v1/runs/ill/series?layer=0": {**STEPS, "points": (1, 5_000)},
     "/api/v1/runs/ill/heatmap?rows=1": {**STEPS, "columns": (1, 5_000)},
     "/api/v1/runs/ill/heatmap?columns=1": {"rows": (1, 20_000)},
@@ -139,7 +142,7 @@ BOUNDS = {
     "/api/v1/runs/ill/export.csv?": STEPS,
     "/api/v1/runs/ill/metrics.csv?": STEPS,
     "/api/v1/runs?": {"limit": (1, 1_000)},
-    "/api/v1/incidents?": {"limit": (1, 100)},
+    "/api/v1/incidents?": {"limit": (1, 100), "detailed": (0, 100)},
     "/api/v1/storage?": {"limit": (1, 1_000)},
 }
 """What numbers of questions may be. The document is made of what checks them: where that is wrong it says the same."""
@@ -157,7 +160,7 @@ def test_numbers_of_questions_have_their_bounds(client, question):
 
 def test_all_numbers_of_questions_are_among_them(client):
     asked = {
-        (path.replace("{run}", "ill"), parameter["name"])
+        (path.replace("{run}", "ill").replace("{layer}", "0"), parameter["name"])
         for path, methods in shapes.document()["paths"].items()
         for operation in methods.values()
         for parameter in operation.get("parameters", [])
@@ -166,7 +169,10 @@ def test_all_numbers_of_questions_are_among_them(client):
     assert asked == {(question.partition("?")[0], name) for question, named in BOUNDS.items() for name in named}
 
 
-@pytest.mark.parametrize("path", ["series?layer=0&points=5000", "heatmap?columns=5000", "metrics?points=5000"])
+@pytest.mark.parametrize(
+    "path",
+    ["series?layer=0&points=5000", "layers/0?points=5000", "heatmap?columns=5000", "metrics?points=5000"],
+)
 def test_a_question_about_some_steps_is_answered_with_these(client, path):
     def steps(more):
         found = client.get(f"/api/v1/runs/ill/{path}{more}").json()["steps"]
@@ -221,7 +227,10 @@ def test_a_body_of_a_person_is_bounded_and_strict(client, case):
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
 
 
-LARGE = {"/runs", "/runs/{run}", "/runs/{run}/layers", "/runs/{run}/series", "/runs/{run}/heatmap", "/incidents"}
+LARGE = {
+    *("/runs", "/runs/{run}", "/runs/{run}/layers", "/runs/{run}/layers/{layer:path}", "/runs/{run}/series"),
+    *("/runs/{run}/heatmap", "/incidents"),
+}
 """Answers of up to megabytes, which pages ask for each second."""
 
 
@@ -478,7 +487,9 @@ class Fresh:
 
     def look(self):
         """See that every page can be made of what was taken."""
-        for path in ("", "/layers", "/heatmap", "/metrics", "/series?layer=0", "/export.csv", "/metrics.csv"):
+        for path in (
+            *("", "/layers", "/layers/0", "/heatmap", "/metrics", "/series?layer=0", "/export.csv", "/metrics.csv"),
+        ):
             assert self.client.get(f"/api/v1/runs/{self.run}{path}").status_code == 200, (path, self.taken)
         self.taken = []
 

@@ -63,7 +63,7 @@ def test_collectors_that_start_together_serve_one_store(db, collectors_on):
         at = streams.Session((one, two)[seq % 2].url)
         assert at.post_batch(seq, batch).json()["status"] == "stored"
         assert session.post_batch(seq, batch).json()["status"] == "duplicate"
-    for path in ("", "/layers", "/heatmap", "/metrics", "/series?layer=0"):
+    for path in ("", "/layers", "/layers/0", "/heatmap", "/metrics", "/series?layer=0"):
         assert one.get(f"/api/v1/runs/run-1{path}").json() == two.get(f"/api/v1/runs/run-1{path}").json()
     assert two.get("/api/v1/runs/run-1").json()["step"] == 39
 

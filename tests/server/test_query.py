@@ -11,6 +11,7 @@ import wide_runs
 from archives import LAYERS, ROUGH, RUN, Store, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from gradcanary import wire
 from gradcanary_server.api import charts
@@ -72,6 +73,62 @@ def test_layers_that_a_launch_does_not_have_and_a_stat_nobody_sent_are_no_data(s
     counts = [decoded(series["count"]).tolist() for series in answer["absmax"]["series"]]
     assert counts == [[1] * 20, *[[1] * 10 + [0] * 10] * (LAYERS - 1)]
     assert answer["absmax"]["phases"] == ["accumulated"]
+
+
+def layer_and_series(store, begin=None, end=None):
+    """Return the answer of a layer, and those of the series that it replaces, each by stat."""
+    span, rules, archive = StepRange(begin, end, 7), Rules(), store.archive
+    whole = store.read(lambda c, run: charts.build_layer(c, archive, rules, run, "1", span))
+    alone = {
+        stat: store.read(lambda c, run, stat=stat: charts.build_series(c, archive, rules, run, stat, ["1"], span))
+        for stat in wire.STATS
+    }
+    return whole, alone
+
+
+@quick
+@given(launches, st.tuples(st.integers(0, 900), st.integers(0, 900)))
+def test_layer_holds_what_its_series_hold(store, story, some):
+    stories.send(store, story)
+    for begin, end in ((None, None), (min(some), None), (min(some), max(some))):
+        whole, alone = layer_and_series(store, begin, end)
+        for line in whole["series"]:
+            answer = alone[line["stat"]]
+            series = {name: part for name, part in answer["series"][0].items() if name not in ("layer", "name")}
+            assert line == {"stat": line["stat"], "phases": answer["phases"], **series}
+            assert [whole[key] for key in ("steps", "times", "bucket_steps")] == [
+                answer[key] for key in ("steps", "times", "bucket_steps")
+            ]
+        held = {line["stat"] for line in whole["series"]}
+        assert {stat for stat, answer in alone.items() if decoded(answer["series"][0]["count"]).any()} <= held
+
+
+def test_layer_reads_the_store_in_one_pass(store):
+    """Fewer statements than its series together, and hardly more than one of them: of a run in tiles and in the log."""
+    store.clear()
+    made = streams.Stream(streams.healthy(2_000, LAYERS))
+    for seq, batch in enumerate(made.batches(100)):
+        if seq == 0:
+            store.ingest.hello(RUN, "s", wire.dump(made.hello()))
+        store.ingest.batch(RUN, "s", seq, wire.dump(batch))
+        if seq == 15:
+            store.compactor.compact()
+    statements = []
+    event.listen(store.database._engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    counts = []
+    for begin in (None, 100):
+        span = StepRange(begin, None, 600)
+        for build in (
+            lambda c, run, span=span: charts.build_layer(c, store.archive, Rules(), run, "1", span),
+            lambda c, run, span=span: charts.build_series(c, store.archive, Rules(), run, "absmax", ["1"], span),
+        ):
+            store.forget()
+            statements.clear()
+            store.read(build)
+            counts.append(len(statements))
+    whole, one, zoomed, one_zoomed = counts
+    assert whole <= 2 * one
+    assert zoomed <= 4 * one_zoomed, "a second pass asks which stats have a value beyond these steps"
 
 
 points = st.lists(st.tuples(st.integers(0, 200), st.floats(width=64)), max_size=20, unique_by=lambda point: point[0])

@@ -136,6 +136,44 @@ def test_series_by_number_and_by_name(session, read):
     assert narrowed["bucket_steps"] == 8
 
 
+def test_layer_holds_the_series_of_each_of_its_stats(session, read):
+    absmax = streams.healthy(64, 4)
+    absmax[20:, 2] = np.nan
+    session.send(streams.Stream(absmax), size=20)
+    for span in ({}, {"points": 4}, {"from": 10, "to": 30}, {"from": 40}):
+        found = read("/layers/blocks.1.attn.lora_A.weight", **span)
+        assert (found["layer"], found["name"]) == (2, "blocks.1.attn.lora_A.weight")
+        assert [line["stat"] for line in found["series"]] == ["absmax", "norm", "nonfinite"]
+        assert found == read("/layers/2", **span)
+        for line in found["series"]:
+            alone = read("/series", layer=2, stat=line["stat"], **span)
+            for key in ("bucket_steps", "steps", "times", "threshold", "marks", "revision"):
+                assert found[key] == alone[key]
+            [series] = alone["series"]
+            assert line == {
+                "stat": line["stat"],
+                "phases": alone["phases"],
+                **{name: series[name] for name in ENVELOPE},
+            }
+    assert set(found) == {
+        *("run", "layer", "name", "revision", "bucket_steps", "steps", "times", "series", "threshold", "marks")
+    }
+
+
+def test_layer_without_a_value_has_absmax_alone(session, read):
+    session.send(streams.Stream(np.full((5, 2), np.nan, np.float32)))
+    for span in ({}, {"from": 2}):
+        found = read("/layers/0", **span)
+        assert found["series"][0]["stat"] == "absmax"
+        assert decode(found["series"][0]["count"]).sum() == 0
+
+
+def test_layer_name_may_hold_slashes(session, read):
+    session.send(streams.Stream(streams.healthy(3, 2), names=("enc/0/w", "layers/1")))
+    assert read("/layers/enc%2F0%2Fw")["layer"] == 0
+    assert read("/layers/layers/1")["layer"] == 1
+
+
 def test_the_heatmap_in_milli_decades_and_words(session, read):
     absmax = np.full((4, 3), 1e-3, np.float32)
     absmax[1] = [0, np.inf, np.nan]
@@ -181,6 +219,8 @@ def test_rows_are_matched_ordered_and_shared(session, read):
         ("/series", {}, 422, "layer"),
         ("/series", {"layer": 99}, 404, "layer"),
         ("/series", {"layer": 0, "from": -1}, 422, "from"),
+        ("/layers/99", {}, 404, "layer"),
+        ("/layers/0", {"to": -1}, 422, "to"),
         ("/metrics", {"points": 10**9}, 422, "points"),
     ],
 )
@@ -192,7 +232,7 @@ def test_questions_that_cannot_be_answered(session, path, params, status, field)
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/layers", "/series?layer=1", "/heatmap", "/metrics", "/export.csv", "/metrics.csv"]
+    "path", ["", "/layers", "/layers/1", "/series?layer=1", "/heatmap", "/metrics", "/export.csv", "/metrics.csv"]
 )
 def test_an_unknown_run_is_404_and_says_so(session, path):
     answer = httpx.get(f"{session.url}/api/v1/runs/nobody{path}")
@@ -281,7 +321,8 @@ def test_nothing_new_is_304_and_anything_new_is_not(session):
     session.put_hello(stream.hello()).raise_for_status()
     session.post_batch(0, stream.batch(0, 10)).raise_for_status()
     urls = [f"{session.url}/api/v1/runs"]
-    urls += [f"{urls[0]}/{session.run}{path}" for path in ("", "/layers", "/series?layer=0", "/heatmap", "/metrics")]
+    paths = ("", "/layers", "/layers/0", "/series?layer=0", "/heatmap", "/metrics")
+    urls += [f"{urls[0]}/{session.run}{path}" for path in paths]
     tags = {url: httpx.get(url).headers["etag"] for url in urls}
     assert len(set(tags.values())) == len(urls)
     for url, tag in tags.items():

@@ -30,7 +30,8 @@ SESSION = "/api/v1/runs/r/sessions/s"
         ("GET", "/api/v1/runs/r/recording", "read"),
         ("GET", "/runs/r", "read"),
         ("GET", "/assets/js/gradcanary.js", "read"),
-        ("GET", "/_news", "read"),
+        ("POST", "/_refresh", "read"),
+        ("DELETE", "/_refresh", "admin"),
         ("POST", "/_dash-update-component", "read"),
         ("DELETE", "/api/v1/runs/r", "admin"),
         ("POST", "/api/v1/incidents/1/ack", "admin"),
@@ -67,7 +68,8 @@ def test_what_a_request_takes(method, path, scope):
 
 API = {
     "read": """
-        GET /runs, GET /runs/{run}, GET /runs/{run}/layers, GET /runs/{run}/series, GET /runs/{run}/heatmap,
+        GET /runs, GET /runs/{run}, GET /runs/{run}/layers, GET /runs/{run}/layers/{layer:path},
+        GET /runs/{run}/series, GET /runs/{run}/heatmap,
         GET /runs/{run}/metrics, GET /runs/{run}/export.csv, GET /runs/{run}/metrics.csv, GET /runs/{run}/recording,
         GET /rules, GET /incidents, GET /incidents/{number},
         GET /silences, GET /silences/preview, GET /endpoints, GET /endpoints/{number},
@@ -83,9 +85,10 @@ API = {
 }
 OTHERS = {
     "read": """
-        GET /, GET /metrics, GET /_news, GET /_panels, GET /_cell, GET /_csv, GET /_csv/metrics, GET /_csv/layer,
-        GET /_csv/layers, GET /_csv/compare, GET /_csv/differences, GET /_csv/runs, GET /_csv/incident,
-        GET /_csv/incidents, GET /assets/pages-{hash}.js, GET /assets/pages-{hash}.css, GET /assets/{path:path},
+        GET /, GET /metrics, POST /_refresh, GET /_metrics, GET /_cell, GET /_download, GET /_download/metrics,
+        GET /_download/layer, GET /_download/layers, GET /_download/compare, GET /_download/differences,
+        GET /_download/runs, GET /_download/incident, GET /_download/incidents, GET /assets/pages-{hash}.js,
+        GET /assets/pages-{hash}.css, GET /assets/{path:path},
         GET /_dash-component-suites/{package_name}/{fingerprinted_path:path}, GET /_dash-layout,
         GET /_dash-dependencies, POST /_dash-update-component, GET /_reload-hash, GET /_favicon.ico""",
     "nothing": "GET /healthz, GET /readyz, GET /sign-in, POST /sign-in, POST /sign-out",

@@ -28,6 +28,7 @@ SHOWN_LAYERS = 20
 RESOLUTIONS = {
     "recovered": "recovered",
     "run_finished": "run ended",
+    "run_deleted": "run deleted",
     "rule_changed": "rule changed",
     "layer_gone": "layer gone",
     "resumed": "resumed",

@@ -1,1 +1,1 @@
-"""What a click changes: callbacks that send something to the collector."""
+"""Callbacks of clicks that send a change to the collector."""

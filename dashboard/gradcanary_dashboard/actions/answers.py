@@ -1,4 +1,4 @@
-"""How a click is answered, and by whom it was made."""
+"""The answer to a click, and the name of its author."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gradcanary_dashboard.components import forms
 
 
 def signature(collector: Collector, by: str | None) -> str | None:
-    """Return the name that was put in, None where the collector knows who signed in; raises ValueError in words."""
+    """Return the typed name, None after a sign-in: the token has a name. Raises ValueError with a sentence."""
     given = (by or "").strip()
     if not given and not collector.as_reader:
         raise ValueError("Say who you are: the others will see it.")
     return None if collector.as_reader else given
 
 
-def answered(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
-    """Return the answer to a click: what ``act`` returns, or why not: the collector's words, or those of a ValueError.
+def answer_click(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
+    """Return the result of ``act``, or the message of its DashboardError or ValueError.
 
-    A button that was just drawn has no clicks, and does nothing.
+    A new button has no clicks, and does nothing.
     """
     if not clicks:
         raise PreventUpdate

@@ -1,4 +1,4 @@
-"""What clicks on the pages of endpoints do: each asks the collector, in the reader's name, and says how it went."""
+"""Clicks on the pages of endpoints: each sends a change with the reader's credentials, and shows the result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 from dash import Dash, Input, Output, State, ctx, dcc
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import endpoint_text, forms
@@ -43,12 +43,12 @@ def _register_new(app: Dash, collector: Collector) -> None:
             words = "Created. Its secret, for the receiver to check signatures with, is shown this once:"
             return [*settings_frame.once(made["secret"], words), way]
 
-        said = answered(clicks, ask)
+        said = answer_click(clicks, ask)
         return {"answer": said, **(dict.fromkeys(fields, "") if made else {})}
 
 
 def _register_doing(app: Dash, collector: Collector) -> None:
-    """Test, send again, enable, disable, rotate: all answer in one place. The first two wait for the receiver."""
+    """Register test, redelivery, enable, disable and rotate, which answer in one slot."""
     answer, place = "endpoint-answer", State("url", "pathname")
     waiting = [(Output("endpoint-waits", "hidden"), False, True)]
     asks = Input("endpoint-test-do", "n_clicks"), Input(endpoint_text.SENT_AGAIN, "data")
@@ -60,7 +60,7 @@ def _register_doing(app: Dash, collector: Collector) -> None:
             endpoint_text.SENT_AGAIN: lambda: _redeliver(collector, forms.about(clicks)),
             "endpoint-test-do": lambda: endpoint_text.outcome(_post(collector, f"{path}/test")),
         }
-        return {"answer": answered(clicks, deeds[str(ctx.triggered_id)])}
+        return {"answer": answer_click(clicks, deeds[str(ctx.triggered_id)])}
 
     buttons = [Input(f"endpoint-{name}-do", "n_clicks") for name in ("enable", "disable", "rotate")]
 
@@ -72,7 +72,7 @@ def _register_doing(app: Dash, collector: Collector) -> None:
             "endpoint-disable-do": lambda: _enable(collector, path, wanted=False),
             "endpoint-rotate-do": lambda: _rotate(collector, path),
         }
-        return {"answer": answered(clicks, deeds[str(ctx.triggered_id)])}
+        return {"answer": answer_click(clicks, deeds[str(ctx.triggered_id)])}
 
 
 def _register_change(app: Dash, collector: Collector) -> None:
@@ -92,7 +92,7 @@ def _register_change(app: Dash, collector: Collector) -> None:
             collector.change("PATCH", place, changed)
             return forms.done("Saved.")
 
-        return {"answer": answered(clicks, ask)}
+        return {"answer": answer_click(clicks, ask)}
 
 
 def _register_removal(app: Dash, collector: Collector) -> None:

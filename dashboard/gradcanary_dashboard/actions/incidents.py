@@ -1,4 +1,4 @@
-"""What runs when somebody acks, silences or unsilences an incident, and when they choose which ones are listed."""
+"""Callbacks for acknowledging, silencing and unsilencing an incident, and for the filter of the list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED, BY, NOTE = State("asked", "data"), State("asked-by", "value"), State("ask
 
 
 def register(app: Dash, collector: Collector) -> None:
-    """Register them on the app."""
+    """Register the callbacks of incidents."""
     _register_opening(app, collector)
     _register_ack(app, collector, "ack-send", learns=False)
     _register_ack(app, collector, "ack-baseline", learns=True)
@@ -127,7 +127,7 @@ def _register_unsilence(app: Dash, collector: Collector) -> None:
 
 
 def _answer(clicked: object, change: Callable[[], object], said: str) -> Contents:
-    """Return that it was done, or why it was not; a button that only came into the page was not clicked."""
+    """Return the result of a click or its error; a new button was not clicked."""
     if not clicked:
         raise PreventUpdate
     try:
@@ -140,7 +140,7 @@ def _answer(clicked: object, change: Callable[[], object], said: str) -> Content
 
 
 def _register_browser(app: Dash) -> None:
-    """Register what the browser does alone; the functions are in ``assets/js/incidents.js``."""
+    """Register the callback that runs in the browser (``incidents.js``)."""
     register_callback: Callable[..., None] = app.clientside_callback
     finish = ClientsideFunction("incidents", "finish")
     register_callback(finish, Output("said", "children"), Input("done", "data"), prevent_initial_call=True)

@@ -1,4 +1,4 @@
-"""What a click on the page of rules does: tries rules on the last runs, and passes on how that goes."""
+"""The trial of rules on the last runs: streams its progress to the page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fastapi.responses import StreamingResponse
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.pages.settings import rules as rules_page
-from gradcanary_dashboard.web.streaming import opened
+from gradcanary_dashboard.web.streaming import open_stream
 from gradcanary_dashboard.web.threads import CHANGES
 
 PATH = "/_trial"
-"""Takes the text of a rules.yaml, and answers lines: each is what a slot of the page shows from now on."""
+"""Takes the text of a rules.yaml, and answers lines of JSON: new contents of slots."""
 
 
 def register(server: FastAPI, collector: Collector) -> None:
@@ -25,12 +25,14 @@ def register(server: FastAPI, collector: Collector) -> None:
     @server.post(PATH, include_in_schema=False)
     async def try_rules(request: Request) -> Response:
         text = (await request.body()).decode(errors="replace")
-        _, lines = await opened(CHANGES, lambda stack: (None, stack.enter_context(closing(_lines(collector, text)))))
+        _, lines = await open_stream(
+            CHANGES, lambda stack: (None, stack.enter_context(closing(_lines(collector, text))))
+        )
         return StreamingResponse(lines, headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"})
 
 
 def _lines(collector: Collector, text: str) -> Generator[bytes, None, None]:
-    """Yield what the page shows for each line of a trial; a refusal is a line, too."""
+    """Yield the contents of slots for each line of a trial; a refusal is a line, too."""
     rest = b""
     try:
         with collector.trial(text if text.strip() else None) as pieces:

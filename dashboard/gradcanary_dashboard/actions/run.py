@@ -1,4 +1,4 @@
-"""What clicks on the page of a run's settings do."""
+"""Clicks on the page of a run's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 from dash import Dash, Input, Output, State
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
@@ -47,7 +47,7 @@ def _register_words(app: Dash, collector: Collector) -> None:
                 moved["url"] = f"{run_url(known['run'])}/settings"
             return forms.done("Saved.")
 
-        return {"answer": answered(clicks, ask), **moved}
+        return {"answer": answer_click(clicks, ask), **moved}
 
 
 def _register_place(app: Dash, collector: Collector) -> None:
@@ -65,7 +65,7 @@ def _register_place(app: Dash, collector: Collector) -> None:
                 collector.change("PATCH", _api(_run(path)), {"archived": archived})
                 return forms.done(words)
 
-            return {"answer": answered(clicks, ask)}
+            return {"answer": answer_click(clicks, ask)}
 
     button("run-restore-do", archived=False, words="It is in the list of runs.")
     button("run-archive-do", archived=True, words="It is in the archive.")
@@ -100,5 +100,5 @@ def _api(run: str) -> str:
 
 
 def tags_of(text: str) -> list[str]:
-    """Return the tags of a field: parted by commas, without empty ones."""
+    """Return the tags of a field, split at commas, without empty ones."""
     return [tag.strip() for tag in text.split(",") if tag.strip()]

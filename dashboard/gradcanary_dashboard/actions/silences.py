@@ -1,4 +1,4 @@
-"""What clicks on the page of silences do, and what a silence would hide while it is put together."""
+"""Clicks on the page of silences, and the preview of a new silence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 from dash import ClientsideFunction, Dash, Input, Output, State
 
 from gradcanary_dashboard.actions import answers
-from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import forms, silence_form
@@ -19,7 +19,7 @@ from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.web.threads import Contents, changing, threaded
 
 SCOPE = {"run": "value", "rule": "data", "layers": "data", "words": "value"}
-"""Fields of a new silence that say what it hides, with the property that holds them."""
+"""Fields of a new silence that select what it hides, with their property."""
 
 
 def register(app: Dash, collector: Collector) -> None:
@@ -30,7 +30,7 @@ def register(app: Dash, collector: Collector) -> None:
 
 
 def _register_plan(app: Dash, collector: Collector) -> None:
-    """Say what the silence that somebody puts together would hide, each time they rest."""
+    """Register the preview: what the silence would hide, after each pause in typing."""
     held = [Input(f"{NEW}-{name}", prop) for name, prop in SCOPE.items()]
     wish = Output(f"{NEW}-wish", "data")
     register_callback: Callable[..., None] = app.clientside_callback
@@ -70,12 +70,12 @@ def _register_new_silence(app: Dash, collector: Collector) -> None:
             count = numbers.plural(hidden, "open incident") if hidden else "no open incident now"
             return forms.done(f"Silence {made['id']} is in force; it hides {count}.")
 
-        said = answered(clicks, ask)
+        said = answer_click(clicks, ask)
         return {"answer": said, **(dict.fromkeys(("run", "note"), "") if made else {})}
 
 
 def _scope(run: str | None, rule: str | None, layers: str | None, words: str | None) -> dict[str, str | None]:
-    """Return which runs, rule and layers a silence is about; raises ValueError in words."""
+    """Return runs, rule and layers of a silence; raises ValueError with a sentence."""
     name = (run or "").strip()
     if not name:
         raise ValueError("Say which runs: a name, lora-* for all that begin so, or * for every run.")
@@ -93,4 +93,4 @@ def _register_end_of_silence(app: Dash, collector: Collector) -> None:
             collector.change("DELETE", f"/silences/{number}")
             return forms.done(f"Silence {number} is over: what is still true is told.")
 
-        return {"answer": answered(number, ask)}
+        return {"answer": answer_click(number, ask)}

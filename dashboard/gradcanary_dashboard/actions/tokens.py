@@ -1,4 +1,4 @@
-"""What clicks on the page of tokens do."""
+"""Clicks on the page of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from dash import Dash, Input, Output, State
 
-from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.components import forms
 from gradcanary_dashboard.pages.settings import frame as settings_frame
@@ -36,7 +36,7 @@ def _register_new_token(app: Dash, collector: Collector) -> None:
             made.update(cast(dict[str, Any], collector.change("POST", "/tokens", body)))
             return settings_frame.once(made["secret"], f"Token {made['id']}, shown this once:")
 
-        said = answered(clicks, ask)
+        said = answer_click(clicks, ask)
         return {"answer": said, **({"name": ""} if made else {})}
 
 
@@ -51,11 +51,11 @@ def _register_end_of_token(app: Dash, collector: Collector) -> None:
             collector.change("DELETE", f"/tokens/{number}")
             return forms.done("Revoked.")
 
-        return {"answer": answered(number, ask)}
+        return {"answer": answer_click(number, ask)}
 
 
 def _days(text: str | None) -> float | str | None:
-    """Return the days of a field, None where it is empty, else what is wrong."""
+    """Return the days of a field, None if it is empty, or a sentence if it is not a number."""
     if not (text or "").strip():
         return None
     try:

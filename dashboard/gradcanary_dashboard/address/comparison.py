@@ -1,4 +1,4 @@
-"""What is looked at on the page that compares runs: all of it in the query of its address."""
+"""The query of the comparison page. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from gradcanary_dashboard.address.run import CHOICES, View, parse
 PATH = "/compare"
 
 MOST_RUNS = 6
-"""As many as there are colours that eyes which see few can tell apart."""
+"""As many as colours that are distinct for colour-blind readers."""
 
 LETTERS = "ABCDEF"
 
 ALIGNS = ("step", "first")
-"""What the axis counts from: step 0, or the first step of each run. The first is meant where the address is silent."""
+"""Origins of the axis: step 0, or the first step of each run. The first is the default."""
 
 
 @dataclass(frozen=True)
 class CompareView:
-    """The runs, the first of which the others are held against; the rest as on the page of a run.
+    """The runs, of which the first is the reference; the rest as on the page of a run.
 
-    ``view.from_step`` and ``view.to_step`` count as the axis does. ``left_out`` are the runs beyond ``MOST_RUNS``.
+    ``view.from_step`` and ``view.to_step`` count from the origin of the axis. ``left_out`` are the runs beyond
+    ``MOST_RUNS``.
     """
 
     runs: tuple[str, ...] = ()
@@ -33,11 +34,11 @@ class CompareView:
     left_out: tuple[str, ...] = ()
 
     def with_run(self, run: str) -> CompareView:
-        """Return the view with one run more."""
+        """Return the view with another run."""
         return replace(self, runs=(*self.runs, run))
 
     def without_run(self, run: str) -> CompareView:
-        """Return the view with one run less."""
+        """Return the view without a run."""
         return replace(self, runs=tuple(other for other in self.runs if other != run))
 
     def from_firsts(self) -> CompareView:
@@ -46,7 +47,7 @@ class CompareView:
 
 
 def parse_compare(search: str | None) -> CompareView:
-    """Return the view of a query string; what cannot be read counts as absent."""
+    """Return the view of a query string; invalid parameters are ignored."""
     query = parse_qs((search or "").removeprefix("?"))
     named = [name for name in query.get("run", []) if name.strip()]
     runs = tuple(dict.fromkeys(named))

@@ -1,4 +1,4 @@
-"""Which incidents the list shows: the query of ``/incidents``."""
+"""The query of the list of incidents. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}
 """Of a severity, in words."""
 
 MAX_TEXT = 100
-"""Characters of a part of a run's name, or of a rule's."""
+"""Most characters of a part of a run's name, or of a rule."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """``run`` is a part of a run's name; ``before`` is where the list goes on, as the page before it was told."""
+    """The filter of the list; ``run`` is a part of a run's name, ``before`` the ``next`` of the page before."""
 
     state: str = ""
     severity: str = ""
@@ -27,16 +27,16 @@ class Filter:
 
     @property
     def is_set(self) -> bool:
-        """Whether some incidents are left out."""
+        """True if some incidents are left out."""
         return replace(self, before=None) != Filter()
 
     def asked(self) -> dict[str, str | None]:
-        """Return what the collector is asked with, but for the state and the page."""
+        """Return the parameters for the collector, without state and page."""
         return {"severity": self.severity or None, "rule": self.rule or None, "name_contains": self.run or None}
 
 
 def parse(search: str | None) -> Filter:
-    """Return the filter of a query string; what cannot be read counts as absent."""
+    """Return the filter of a query string; invalid parameters are ignored."""
     query = parse_qs((search or "").removeprefix("?"))
     given = {key: query.get(key, [""])[0].strip() for key in ("state", "severity", "rule", "run", "before")}
     return Filter(

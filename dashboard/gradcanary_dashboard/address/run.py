@@ -1,4 +1,4 @@
-"""What is looked at: addresses, and the part of a page's state that lives in its query."""
+"""Addresses of runs and layers, and the state of their pages in the query. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote, urlencode
 from gradcanary_dashboard.analysis.stats import STATS
 
 MAX_STEP = 2**53
-"""Steps beyond what a float64 axis can hold are no steps."""
+"""The largest integer of a float64 axis."""
 
 VALUES = ("min", "mean", "max")
 ORDERS = ("model", "worst", "block")
@@ -17,21 +17,21 @@ AXES = ("step", "time")
 SCALES = ("auto", "log", "linear")
 WEIGHTS = ("0", "0.6", "0.9", "0.99")
 CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES, "y": SCALES, "smooth": WEIGHTS}
-"""What a parameter may be; the first is meant where the address is silent."""
+"""The values of each parameter; the first is the default."""
 
 MAX_SOUGHT = 200
-"""Characters of a part of a metric's name."""
+"""Most characters of a part of a metric's name."""
 
 _ID = re.compile("[0-9a-f]{10}")
 
 
 @dataclass(frozen=True)
 class View:
-    """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for, the heatmap.
+    """The layer of the trend, the visible steps (both inclusive), the incident of a link, the heatmap.
 
-    ``rows`` is the regular expression that chooses the heatmap's rows, as typed, ``metrics`` a part of the names of the
-    metrics to draw; ``lines`` are the ids of the lines that are drawn of metrics with many, ``smooth`` the weight of
-    what was before in their moving average, ``y`` their axis of values.
+    ``rows`` is the regular expression for the heatmap's rows, as typed. Of the metrics ``metrics`` is a part of their
+    names, ``lines`` are the ids of the drawn lines, ``smooth`` is the weight of earlier values in the moving average,
+    and ``y`` the axis of values.
     """
 
     layer: str | None = None
@@ -50,16 +50,16 @@ class View:
 
     @property
     def is_zoomed(self) -> bool:
-        """Whether some steps are out of sight."""
+        """True if not all steps are visible."""
         return self.from_step is not None or self.to_step is not None
 
     def steps(self) -> View:
-        """Return the steps in sight and their axis, nothing else: what goes along to another page of the run."""
+        """Return a view with only the visible steps and their axis: for a link to another page of the run."""
         return View(from_step=self.from_step, to_step=self.to_step, x=self.x)
 
 
 def parse(text: str | None) -> View:
-    """Return the view of a query string; what cannot be read counts as absent."""
+    """Return the view of a query string; invalid parameters are ignored."""
     query = parse_qs((text or "").removeprefix("?"))
     first, last = _number(query, "from"), _number(query, "to")
     if first is not None and last is not None and first > last:
@@ -73,19 +73,19 @@ def parse(text: str | None) -> View:
 
 
 def run_url(run: str, view: View | None = None) -> str:
-    """Return the address of a run's page, with the parts of the view that are set."""
+    """Return the address of a run's page for a view."""
     return f"/runs/{quote(run, safe='')}{search(view or View())}"
 
 
 def layer_url(run: str, layer: str, number: int, view: View | None = None) -> str:
     """Return the address of a layer's page, with the steps of the view."""
-    # A browser takes a segment of dots for a way up, whatever its encoding.
+    # A browser reads a segment of dots as the folder above, whatever its encoding.
     name = str(number) if layer.strip(".") == "" else quote(layer, safe="")
     return f"/runs/{quote(run, safe='')}/layers/{name}{search((view or View()).steps())}"
 
 
 def search(view: View) -> str:
-    """Return the query of an address that says a view, with its question mark; nothing for the usual one."""
+    """Return the query of a view with its question mark, empty for the default view."""
     parts = {
         "layer": view.layer,
         "from": view.from_step,

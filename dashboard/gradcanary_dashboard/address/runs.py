@@ -1,4 +1,4 @@
-"""Which runs the list shows: the part of its state that lives in the query."""
+"""The query of the list of runs. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlencode
 
 STATES = ("live", "stale", "silent", "detached", "finished", "crashed")
 SORTS = {"last_seen": "heard of last", "created": "newest", "name": "name"}
-"""The first is meant where the address is silent."""
+"""The orders of the list; the first is the default."""
 
 PER_PAGE = 25
 MAX_TEXT = 100
@@ -15,7 +15,7 @@ MAX_TEXT = 100
 
 @dataclass(frozen=True)
 class Listing:
-    """Words that a run has in its name, tags or note, its state, the order, the archive, where the page begins."""
+    """Words in a run's name, tags or note, its state, the order, the archive, and the ``after`` of the page."""
 
     text: str = ""
     state: str | None = None
@@ -25,16 +25,16 @@ class Listing:
 
     @property
     def is_everything(self) -> bool:
-        """Whether no run that is not in the archive is left out."""
+        """True if the list has all runs outside the archive."""
         return self == Listing(sort=self.sort)
 
     def question(self) -> dict[str, str | int]:
-        """Return what the collector is asked."""
+        """Return the parameters for the collector."""
         asked = {**self._parts(), "text": " ".join(self.text.split()), "archived": "true" if self.is_archived else ""}
         return {"limit": PER_PAGE, **{key: value for key, value in asked.items() if value}}
 
     def url(self, *, after: str | None) -> str:
-        """Return the address of the same list from another place on."""
+        """Return the address of the same list for another page."""
         parts = {**self._parts(), "after": after}
         search = urlencode({key: value for key, value in parts.items() if value})
         return f"/?{search}" if search else "/"
@@ -46,7 +46,7 @@ class Listing:
 
 
 def parse(search: str | None) -> Listing:
-    """Return the listing of a query string; what cannot be read counts as absent."""
+    """Return the listing of a query string; invalid parameters are ignored."""
     query = {key: values[0] for key, values in parse_qs((search or "").removeprefix("?")).items()}
     state, sort = query.get("state"), query.get("sort", "")
     return Listing(

@@ -1,1 +1,1 @@
-"""From the API's JSON to what it means: launches, gaps, levels, differences, verdicts. Pure."""
+"""Meaning of the API's JSON: launches, gaps, levels, differences, verdicts. Pure."""

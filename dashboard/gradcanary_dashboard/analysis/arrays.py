@@ -1,5 +1,5 @@
 """The API's arrays (``{"dtype", "shape", "data"}``, base64 little-endian) as numpy arrays, and back for Plotly;
-the codes of cells that hold no value.
+and the codes of cells without a value.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NONFINITE = 32767
 
 
 def decode(column: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Return the array of a column; raises ValueError when data and shape disagree."""
+    """Return the array of a column; raises ValueError if data and shape disagree."""
     dtype = np.dtype(column["dtype"]).newbyteorder("<")
     flat = np.frombuffer(base64.b64decode(column["data"]), dtype)
     return flat.reshape(tuple(column["shape"])).astype(dtype.newbyteorder("="), copy=False)
 
 
 def read(typed: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Return what :func:`encode` made."""
+    """Return the array that :func:`encode` encoded."""
     dtype = np.dtype(typed["dtype"]).newbyteorder("<")
     shape = tuple(int(side) for side in typed["shape"].split(","))
     return np.frombuffer(base64.b64decode(typed["bdata"]), dtype).reshape(shape)

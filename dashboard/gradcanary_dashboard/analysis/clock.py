@@ -1,4 +1,4 @@
-"""When steps were taken: the axis of time beside that of steps; no I/O."""
+"""The times of steps: the time axis of figures. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gradcanary_dashboard.analysis.arrays import decode
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 PAUSE = 3.0
-"""A bucket that took so many times as long as usual: the training stood still within it."""
+"""A bucket that took this many times the usual duration contains a pause."""
 
 SKEW = 0.01
-"""Part of the whole time by which a clock may step back: it was set."""
+"""Share of the whole time by which the times may go back: the clock was set."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Steps and when each was taken, in milliseconds of Unix time by the agent's clock; both rise."""
+    """Steps and their times in Unix milliseconds by the agent's clock; both rise."""
 
     steps: Floats
     times: Floats
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Clock | None:
-        """Return the clock of an answer with ``steps`` and ``times``; None where time does not rise with the steps.
+        """Return the clock of an answer with ``steps`` and ``times``; None if the times do not rise with the steps.
 
-        It does not where a launch went back and ended sooner than the one before it: behind its steps are older ones.
+        They do not if a launch went back and ended before the last step of the earlier launch.
         """
         steps, times = decode(answer["steps"]).astype(np.float64), decode(answer["times"]).astype(np.float64) * 1e3
         known = np.isfinite(times)
@@ -44,7 +44,7 @@ class Clock:
         return cls(*_without_pauses(steps, np.maximum.accumulate(times)))
 
     def at(self, step: float | Floats) -> Floats:
-        """Return when a step was, or would be at the usual pace beyond the ends."""
+        """Return the time of a step; beyond the ends, at the usual pace."""
         place = np.asarray(step, np.float64)
         pace = self.pace
         inside = np.interp(place, self.steps, self.times)
@@ -52,7 +52,7 @@ class Clock:
         return np.asarray(inside + (before + behind) * pace, np.float64)
 
     def knots(self) -> dict[str, Any]:
-        """Return it as JSON, for the browser, which leads from times back to steps."""
+        """Return the clock as JSON: the browser converts times to steps."""
         return {"steps": self.steps.tolist(), "times": self.times.tolist(), "pace": self.pace}
 
     @property
@@ -68,7 +68,7 @@ def _pace(steps: Floats, times: Floats) -> float:
 
 
 def _without_pauses(steps: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """Return the knots with one more before each pause: what came before it ended at the usual pace."""
+    """Return the knots with one more at the start of each pause, where the step before it ended."""
     pace, width = _pace(steps, times), np.diff(steps)
     paused = np.flatnonzero(np.diff(times) > PAUSE * pace * width)
     ends, when = steps[paused + 1] - 0.5, times[paused] + pace * (width[paused] - 0.5)

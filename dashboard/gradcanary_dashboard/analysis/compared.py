@@ -1,4 +1,4 @@
-"""The runs of a comparison, as the collector has them; no I/O."""
+"""The compared runs, as the collector answers them. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import Layer
 
 COSTS = ("loss", "step_time_s", "peak_memory_bytes")
-"""The metrics that are drawn below each other, of those without tags: what is tagged is never averaged."""
+"""The metrics of the figures, without tags: series with tags are never averaged."""
 
 TIMED_STEPS = 2_000
-"""Steps in common whose times are asked for one by one, the last: a median of means would count what a slow step in
-each of them takes."""
+"""Last common steps whose times are read one by one: each mean of several steps would contain a slow step."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What the collector says of one of the runs; ``steps`` and every step drawn are counted from ``origin``.
+    """The answers about one of the runs; ``steps`` and every drawn step count from ``origin``.
 
-    ``series`` is None where the run has no layer of the chosen name; ``times`` are those of the last steps in common,
-    one by one.
+    ``series`` is None if the run has no layer of the chosen name; ``times`` are those of the last common steps, one by
+    one.
     """
 
     letter: str
@@ -44,10 +43,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class CompareData:
-    """The collector's answers about some runs; ``common`` are the steps that all of those which have any share.
+    """The answers about the compared runs; ``common`` are the steps that all runs with any step have.
 
-    ``listed`` are the runs that can be chosen, ``unknown`` those that the collector does not know; ``refusal`` says
-    what is wrong with the expression for rows, of which no notice is taken then.
+    ``listed`` are the runs that can be chosen, ``unknown`` those that the collector does not have; ``refusal`` is the
+    error of the expression for rows, which is ignored then.
     """
 
     runs: Sequence[Compared]
@@ -60,5 +59,5 @@ class CompareData:
 
     @property
     def is_comparison(self) -> bool:
-        """Whether there are at least two runs to look at."""
+        """True if there are at least two runs."""
         return len(self.runs) > 1

@@ -1,4 +1,4 @@
-"""What the runs of a comparison are in numbers, and what differs in one sentence; no I/O."""
+"""The compared runs in numbers, and their differences in one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ APART = "They have no steps in common over which the rest could be compared."
 MINUS = "\N{MINUS SIGN}"
 
 SAME = 0.005
-"""Parts of 1 that are told as no difference: what a machine's steps wander by from one run to the next."""
+"""A relative difference below this is "same": step times vary by that much from run to run."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A run in numbers; None is what nobody knows.
+    """A run in numbers; None = not measured.
 
     ``step_time_s`` (median of single steps, the last of them), ``peak_memory_bytes`` (largest), ``loss_there`` (median
-    of the last points) and ``loss_least`` are of the steps that all runs have, so that each is held against the same
-    steps; ``loss_last`` is the run's own.
+    of the last points) and ``loss_least`` are of the steps that all runs have; ``loss_last`` is of all steps of the
+    run.
     """
 
     letter: str
@@ -75,9 +75,9 @@ def read(run: Compared, common: Steps | None) -> Numbers:
 
 
 def sentence(numbers: Sequence[Numbers], common: Steps | None) -> str:
-    """Return what differs, the last run held against the first of two; of more, who has the least of what.
+    """Return the differences: of two runs, the second against the first; of more, the run with the least of each.
 
-    What nobody measured is said to be unknown: no difference is not the same as no number.
+    A number that was not measured is "unknown", not "same".
     """
     if len(numbers) == 2:
         return _of_two(numbers[0], numbers[1], common)
@@ -85,7 +85,7 @@ def sentence(numbers: Sequence[Numbers], common: Steps | None) -> str:
 
 
 def change(now: float | None, before: float | None) -> str:
-    """Return how much more or less something is: ``+3.1 %``, ``same``, nothing where one is unknown or 0."""
+    """Return a relative change: ``+3.1 %``, ``same``; empty if a value is unknown or 0."""
     part = _part(now, before)
     if part is None:
         return ""
@@ -93,7 +93,7 @@ def change(now: float | None, before: float | None) -> str:
 
 
 def loss(number: float | None) -> str:
-    """Return a loss, which may be anything."""
+    """Return a loss in words; it may be infinite or NaN."""
     return number_text.scientific(number) if number is None or math.isfinite(number) else "not finite"
 
 
@@ -119,7 +119,7 @@ def _accumulators(first: Numbers, other: Numbers) -> str:
 
 
 def _firing(first: Numbers, other: Numbers) -> str:
-    """Return ``0 of 300 layers collapsed instead of 18``: in the words of the rule where it is the only one."""
+    """Return ``0 of 300 layers collapsed instead of 18``; the verb is that of the rule if there is only one."""
     rules = {*first.rules, *other.rules}
     verb = "collapsed" if rules == {"collapse"} else "have a rule that fires"
     if not rules:
@@ -203,8 +203,7 @@ def _part(now: float | None, before: float | None) -> float | None:
 
 
 def _end(losses: Curve | None) -> float | None:
-    """Return the median of the last points, of few the last one; NaN where that was not finite: what was before is not
-    its end."""
+    """Return the median of the last points, of few the last one; NaN if the last one is not finite."""
     if losses is None:
         return None
     if losses.nonfinite[-1]:
@@ -219,7 +218,7 @@ def _least_of(losses: Curve | None) -> float | None:
 
 
 def _within(answer: Mapping[str, Any], origin: int, name: str, common: Steps | None) -> Curve | None:
-    """Return the buckets of a metric whose middle is among the steps in common; None where nothing is in them."""
+    """Return the buckets of a metric whose middle is a common step; None if they have no value."""
     found = next((each for each in answer.get("metrics", ()) if each["name"] == name and not each["tags"]), None)
     if found is None or common is None:
         return None
@@ -233,6 +232,6 @@ def _within(answer: Mapping[str, Any], origin: int, name: str, common: Steps | N
 
 
 def dtype(told: Mapping[str, str | None] | None) -> str:
-    """Return the dtype that a layer is summed in, as its values show, else as stored or asked for."""
+    """Return the dtype of a layer's accumulator: effective, else stored, else declared."""
     name = None if told is None else told["effective"] or told["stored"] or told["declared"]
     return numbers.SHORT.get(name, name) if name else numbers.NOTHING

@@ -1,4 +1,4 @@
-"""One series over the step axis, bucket by bucket, and the pieces in which it is drawn."""
+"""One series in buckets over the step axis, and the pieces without a hole in which it is drawn. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gradcanary_dashboard.analysis.launches import Hole
 
 @dataclass(frozen=True)
 class Curve:
-    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), samples, not finite ones.
+    """Buckets of one series: first step; minimum, mean, maximum (NaN = none); numbers of samples and non-finite ones.
 
-    Of one that ``is_sparse`` steps without a value are no hole: it is logged when there is something to log.
+    In one that ``is_sparse`` a step without a value is not a hole: it is logged from time to time.
     """
 
     steps: arrays.Floats
@@ -35,7 +35,7 @@ class Curve:
 
     @classmethod
     def read(cls, answer: Mapping[str, Any], series: Mapping[str, Any], events: Events) -> Curve:
-        """Return one series or metric of an answer; no line is drawn over the holes among the events."""
+        """Return one series or metric of an answer, with the holes of the events."""
         count = decode(series["count"])
         low, mean, high = (
             np.where(count > 0, decode(series[key]).astype(np.float64), np.nan) for key in ("min", "mean", "max")
@@ -51,12 +51,12 @@ class Curve:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all is known."""
+        """True if no bucket has a value."""
         return not self.pieces() and not self.nonfinite.any()
 
     @property
     def usual(self) -> float:
-        """The median of its means, which one slow step does not lift far; 0 where there is none."""
+        """The median of the means; 0 without any. One slow step changes it little."""
         finite = self.mean[np.isfinite(self.mean)]
         return float(np.median(finite)) if finite.size else 0.0
 
@@ -65,9 +65,9 @@ class Curve:
         return replace(self, low=self.low / size, mean=self.mean / size, high=self.high / size)
 
     def smoothed(self, weight: float) -> Curve:
-        """Return an exponential moving average of its means, not biased at its beginning (Kingma and Ba, 2015).
+        """Return an exponential moving average of the means, with bias correction (Kingma and Ba, 2015).
 
-        What is not finite is left out; it begins anew behind a hole, of which it knows nothing.
+        Non-finite means are left out; after a hole it starts again.
         """
         mean = np.full_like(self.mean, np.nan)
         for piece in self.pieces():
@@ -78,13 +78,13 @@ class Curve:
         return replace(self, low=mean, mean=mean, high=mean)
 
     def known(self) -> Curve:
-        """Return the curve without buckets of which nothing is known."""
+        """Return the curve without empty buckets."""
         there = (self.count > 0) | (self.nonfinite > 0)
         columns = ("steps", "low", "mean", "high", "count", "nonfinite")
         return replace(self, **{name: getattr(self, name)[there] for name in columns}, is_sparse=True)
 
     def pieces(self) -> list[slice]:
-        """Return the stretches of buckets that hold values and follow each other without a hole."""
+        """Return the stretches of buckets with values and without a hole between them."""
         known = np.isfinite(self.low) & np.isfinite(self.high)
         if not known.any():
             return []
@@ -97,9 +97,9 @@ class Curve:
         return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
 
     def _torn(self) -> npt.NDArray[np.bool_]:
-        """Return, for each bucket but the last, whether a hole lies between its middle and the next one's.
+        """Return for each bucket but the last True if a hole lies between its middle and the next one's.
 
-        A hole that is thinner than a bucket leaves values in it, and still nothing was measured there.
+        A bucket that is wider than the hole has values, but the line must not cross the hole.
         """
         torn = np.zeros(max(0, len(self.steps) - 1), np.bool_)
         middle = self.middle
@@ -110,9 +110,9 @@ class Curve:
 
 
 def is_of_samples(answer: Mapping[str, Any], events: Events) -> bool:
-    """Whether each bucket of an answer holds one sample at most: as far as a zoom goes where not each step is one.
+    """Return True if each bucket of an answer has at most one sample, so that a zoom cannot go further.
 
-    An interval that changed in sight leaves several in a bucket, and a stat that is measured in turns one of many.
+    Where the interval changed a bucket may have several; where layers are measured in turns most have none.
     """
     told = [decode(series["count"]) + decode(series["nonfinite"]) for series in answer["series"]]
     return int(answer["bucket_steps"]) <= events.every and all((each <= 1).all() for each in told)

@@ -1,8 +1,8 @@
-"""Where the layers of several runs differ, and by how much, from one heatmap of each; no I/O.
+"""The layers that differ between runs, from one heatmap of each run. Pure.
 
-The steps in common are cut into stretches. The level of a layer in a stretch is the median of the means of its buckets
-there, and a layer differs as much as in the stretch where it differs most: a collapse late in a run is not hidden by
-what was before it, and one step is not the level of a stretch.
+The common steps are cut into stretches. The level of a layer in a stretch is the median of the means of its buckets.
+The difference of a layer is that of the stretch where it is largest: earlier steps do not hide a late collapse, and
+one step does not make a level.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Floats = npt.NDArray[np.float64]
 
 STRETCHES = 12
 FEWEST_BUCKETS = 5
-"""In a stretch, where its bucket is not all there is: of fewer, one step would be the median."""
+"""Least buckets of a stretch: in fewer, one step would be the median."""
 
 COLUMNS = STRETCHES * 10
 ROWS = 20_000
-"""Of the heatmap that is asked for: a row for each layer that a run can have."""
+"""Rows of the requested heatmap: one for each layer that a run can have."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How a layer differs in the stretch ``first`` to ``last``, in steps of the axis.
+    """The difference of a layer in the stretch ``first`` to ``last``, in steps of the axis.
 
-    ``values`` are the levels of each run there: NaN = not measured, inf = not finite. ``gap`` is how far the run
-    number ``of`` is from the first run: decades, or the plain difference of a stat that is drawn on a linear axis;
-    infinite where one of them is exactly 0 or not finite.
+    ``values`` are the levels of each run there: NaN = not measured, inf = not finite. ``gap`` is the distance of run
+    number ``of`` from the first run: decades, or the plain difference of a stat with a linear axis; infinite if one
+    of them is exactly 0 or not finite.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """Layers that all runs have, the one that differs most first.
+    """Layers that all runs have, the largest difference first.
 
-    ``unmeasured`` of them have no value in common; ``partly`` are layers that some runs lack, with the runs that have
-    them.
+    ``unmeasured`` of them have no stretch with a value in all runs; ``partly`` are layers that only some runs have,
+    with these runs.
     """
 
     rows: Sequence[Difference] = ()
@@ -62,9 +62,9 @@ class Differences:
 def differences(
     answers: Sequence[Mapping[str, Any]], origins: Sequence[int], common: Steps, *, is_log: bool
 ) -> Differences:
-    """Return how the runs differ, given a heatmap of the means of each over the steps in common.
+    """Return the differences of runs, given a heatmap of means of each over the common steps.
 
-    ``origins`` are the steps of each run at which the axis has its 0.
+    ``origins`` are the steps of each run at 0 of the axis.
     """
     places = [{row["name"]: place for place, row in enumerate(answer["rows"])} for answer in answers]
     names = [name for name in places[0] if all(name in known for known in places[1:])]
@@ -113,7 +113,7 @@ def _levels(
 
 
 def _medians(values: Floats) -> Floats:
-    """Return the lower median of each row without its NaN: half-way between two infinities there is nothing."""
+    """Return the lower median of each row without NaN: two infinities have no middle."""
     if not values.shape[1]:
         return np.full(len(values), np.nan)
     ranked = np.sort(values, axis=1)  # NaN last
@@ -123,7 +123,7 @@ def _medians(values: Floats) -> Floats:
 
 
 def _gaps(levels: Floats, *, is_log: bool) -> Floats:
-    """Return how far each run but the first is from it [run - 1, layer, stretch], NaN where one has no level."""
+    """Return the distance of each other run from the first, [run - 1, layer, stretch]; NaN without a level."""
     values = levels if is_log else 10**levels
     with np.errstate(invalid="ignore"):
         gaps: Floats = np.where(values[1:] == values[:1], 0.0, values[1:] - values[:1])

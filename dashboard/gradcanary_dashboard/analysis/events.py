@@ -1,4 +1,4 @@
-"""What happened in a run: incidents, launches, and the steps that nobody has; no I/O."""
+"""Incident marks, launches and holes of a run. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Events:
         return max((launch.every for launch in self.launches), default=1)
 
     def resumed(self, first: float, last: float) -> list[tuple[Launch, str]]:
-        """Return the launches after the first that begin in sight, with their words."""
+        """Return the visible starts of launches after the first, with their texts."""
         pairs = zip(self.launches[1:], self.launches[:-1], strict=True)
         return [
             (launch, f"Launch {launch.number} {run_launches.beginning(launch, before)}")

@@ -1,4 +1,4 @@
-"""Launches of a run, and the steps that nobody has, from the API's sessions and gaps; no I/O."""
+"""Launches and missing steps of a run, from the API's sessions and gaps. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Steps = tuple[int, int]
 """First and last step, both included."""
 
 RESOLUTION = 300
-"""Holes closer than this part of the axis are drawn as one."""
+"""Holes closer than the axis divided by this are drawn as one."""
 
 WHY = {
     "dropped": "dropped by the agent, which could not keep up or could not reach the collector",
@@ -23,9 +23,9 @@ WHY = {
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of the job: its number from 1, its steps (None before they are known) and what became of it.
+    """One start of the job: its number from 1, its steps (None before the first) and its state.
 
-    ``every`` and ``agent_share``, a part of 1, are the present ones, of several ranks the largest.
+    ``every`` and ``agent_share``, a share of 1, are the latest ones, the largest of all ranks.
     """
 
     number: int
@@ -41,13 +41,13 @@ class Launch:
 
     @property
     def steps(self) -> Steps | None:
-        """First and last step that came, None before the first."""
+        """First and last received step, None before the first."""
         return None if self.first is None or self.last is None or self.last < self.first else (self.first, self.last)
 
 
 @dataclass(frozen=True)
 class Hole:
-    """Steps, both included, of which nothing can be drawn, and why; ``gaps`` of them drawn as one."""
+    """Steps without data, both included, and the reason; ``gaps`` of them are drawn as one."""
 
     first: int
     last: int
@@ -65,7 +65,7 @@ class Hole:
 def launches(run: Mapping[str, Any]) -> list[Launch]:
     """Return the launches of a run, the first one first.
 
-    A launch is known by its first rank, whose measurements are the ones drawn.
+    A launch has the steps of its first rank, whose measurements are drawn.
     """
     groups: list[list[Mapping[str, Any]]] = []
     for session in run["sessions"]:
@@ -77,9 +77,8 @@ def launches(run: Mapping[str, Any]) -> list[Launch]:
 
 
 def holes(run: Mapping[str, Any]) -> list[Hole]:
-    """Return the steps that a run should have and has not, in their order.
-
-    1. the gaps of each launch, without what a later launch measured again; 2. what lies between two launches.
+    """Return the missing steps of a run in order: gaps of a launch that no later launch measured, and steps between two
+    launches.
     """
     known = launches(run)
     found: list[Hole] = []
@@ -99,7 +98,7 @@ def measured(known: Iterable[Launch]) -> Steps | None:
 
 
 def around(steps: Steps, first: float, last: float) -> list[Hole]:
-    """Return what lies between ``first`` and ``last`` before and behind the steps that there are."""
+    """Return the steps between ``first`` and ``last`` that are before or after all steps of the run."""
     ends = [
         (int(first), min(steps[0] - 1, int(last)), "before the first step"),
         (max(steps[1] + 1, int(first)), int(last), "behind the last step"),
@@ -108,7 +107,7 @@ def around(steps: Steps, first: float, last: float) -> list[Hole]:
 
 
 def in_sight(found: Iterable[Hole], first: float, last: float) -> list[Hole]:
-    """Return the holes that touch ``first`` to ``last``; those that would be drawn upon each other become one."""
+    """Return the holes that touch ``first`` to ``last``; those that would overlap in a figure become one."""
     merged: list[Hole] = []
     near = (last - first) / RESOLUTION
     for hole in found:
@@ -123,12 +122,12 @@ def in_sight(found: Iterable[Hole], first: float, last: float) -> list[Hole]:
 
 
 def steps_back(launch: Launch, before: Launch) -> int:
-    """Return how many steps of the launch before it a launch takes again."""
+    """Return the number of steps of the previous launch that a launch repeats."""
     return 0 if before.last is None or launch.first is None else max(0, before.last - launch.first + 1)
 
 
 def beginning(launch: Launch, before: Launch) -> str:
-    """Return where a launch begins, beside the one before it."""
+    """Return the text for the start of a launch, compared with the previous one."""
     text = f"begins at step {numbers.integer(launch.first)}"
     again = steps_back(launch, before)
     if not again:
@@ -154,7 +153,7 @@ def _launch(number: int, sessions: Sequence[Mapping[str, Any]]) -> Launch:
 
 
 def _between(known: Sequence[Launch]) -> Iterable[Hole]:
-    """Return what lies after the last step of all launches so far and before the first of the next."""
+    """Return the steps between the last step of all earlier launches and the first of the next."""
     reached: Launch | None = None
     for launch in known:
         if launch.steps is None:
@@ -167,7 +166,7 @@ def _between(known: Sequence[Launch]) -> Iterable[Hole]:
 
 
 def _without(steps: Steps, covered: Iterable[Steps]) -> list[Steps]:
-    """Return what is left of some steps when others are taken away."""
+    """Return some steps without others."""
     left = [steps]
     for first, last in covered:
         left = [

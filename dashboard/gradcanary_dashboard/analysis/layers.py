@@ -1,4 +1,4 @@
-"""The layers of a run as the page lists them: worst first, one of them chosen; no I/O."""
+"""The order, choice and rows of layers in the table of a page. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradcanary_dashboard.text import numbers
 Layer = Mapping[str, Any]
 
 MAX_ROWS = 200
-"""Rows of the table, worst first: nobody reads more than this one by one, and each refresh sends them all."""
+"""Rows of the table, worst first: each refresh sends all of them, and people do not read more one by one."""
 
 FEWEST_SIBLINGS = 4
 
@@ -20,12 +20,12 @@ URGENCY = ("firing", "recovering", "suspect")
 
 
 def worst_first(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers that fire, then suspects, non-finite, low ones, then by absmax; without gradient last."""
+    """Return firing layers, then suspect, non-finite and low ones, then by absmax; layers without a gradient last."""
     return sorted(layers, key=_urgency)
 
 
 def find(layers: Sequence[Layer], wanted: str | None) -> Layer | None:
-    """Return the layer with this name, else the one with this number."""
+    """Return the layer with this name, else with this number."""
     named = next((layer for layer in layers if layer["name"] == wanted), None)
     if named is None and wanted is not None and wanted.isascii() and wanted.isdigit():
         return _numbered(layers, int(wanted))
@@ -33,16 +33,16 @@ def find(layers: Sequence[Layer], wanted: str | None) -> Layer | None:
 
 
 def siblings(layers: Sequence[Layer], layer: Layer) -> list[Layer]:
-    """Return the layers with the same name but for numbers, and the same shape, this one among them.
+    """Return the layers of the same shape whose names differ only in numbers, this one included.
 
-    Fewer than four are no siblings: the rules hold a layer against no smaller group.
+    Fewer than four are not siblings: the rules compare no smaller group.
     """
     alike = [other for other in layers if _kind(other) == _kind(layer)]
     return alike if len(alike) >= FEWEST_SIBLINGS else []
 
 
 def around(listed: Sequence[Layer], layer: Layer) -> list[Layer]:
-    """Return the layers nearest to this one in the list, at most as many as a table holds."""
+    """Return the layers nearest to this one in the list, at most a table of them."""
     place = next((index for index, other in enumerate(listed) if other is layer), 0)
     first = max(0, min(place - MAX_ROWS // 2, len(listed) - MAX_ROWS))
     return list(listed[first : first + MAX_ROWS])
@@ -51,8 +51,8 @@ def around(listed: Sequence[Layer], layer: Layer) -> list[Layer]:
 def choose(layers: Sequence[Layer], wanted: str | None, member: int | None, shown: int | None) -> Layer | None:
     """Return the layer whose trend is drawn.
 
-    1. the one that the URL names, 2. the first member of the incident that the URL names, 3. the one shown before,
-    unless only now something fires, 4. the worst.
+    1. the one in the URL, 2. the first member of the incident in the URL, 3. the one shown before, unless another
+    layer fires now, 4. the worst.
     """
     named = find(layers, wanted) or _numbered(layers, member)
     if named is not None or not layers:
@@ -63,14 +63,14 @@ def choose(layers: Sequence[Layer], wanted: str | None, member: int | None, show
 
 
 def is_firing(layer: Layer) -> bool:
-    """Return whether any rule fires for the layer."""
+    """Return True if a rule fires for the layer."""
     return "firing" in layer["rules"].values()
 
 
 def row(layer: Layer) -> dict[str, Any]:
     """Return a layer as texts for the table.
 
-    What is only noted is left to its incident: of a training in bfloat16 that is the same for each layer.
+    Rules of severity information are left out: of a bfloat16 training they are the same for each layer.
     """
     rules = ((rule.replace("_", " "), state) for rule, state in sorted(layer["rules"].items()) if state != "info")
     return {

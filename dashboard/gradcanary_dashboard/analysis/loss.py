@@ -1,4 +1,4 @@
-"""What the loss did since something happened, in words and from its numbers; no I/O."""
+"""The change of the loss since an incident, in words. Pure."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.text import numbers
 
 SPEAKS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
-"""Rules beside which the loss is told; those of the loss itself say so in their own words."""
+"""Rules whose verdict mentions the loss; rules about the loss itself have their own words."""
 
 PART = 0.05
 FEWEST = 8
-"""What is held against each other: a twentieth of what was before and of what came since, at least so many points."""
+"""Compared are a twentieth of the points before and since, at least this many."""
 
 LEAD, LEAD_STEPS = 0.1, 200
-"""How far ahead of a fall the loss may have moved: this part of the steps before it, at least so many. Layers fall to
-their threshold some steps after what made them fall, which the loss may have shown at once."""
+"""The loss may move before a fall: by this share of the steps before it, at least this many. Layers reach their
+threshold some steps after the cause, which the loss may show at once."""
 
 NOISE = 4.0
 WANDER = 8.0
 RISE = 0.02
-"""A rise counts that is so many deviations of single points over the level before, so many of levels from one to the
-next, and this part of it."""
+"""A rise counts if it is over the level before by this many deviations of single points, this many deviations between
+neighbouring levels, and this share of the level."""
 
 
 def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the step since which the incident of the verdict lasts, None where the loss has no part in it."""
+    """Return the first step of the verdict's incident, None if its verdict does not mention the loss."""
     known = list(incidents)
     standing = [each for each in known if each["state"] == "open"] or [each for each in known if is_unrecovered(each)]
     if not standing:
@@ -47,33 +47,33 @@ def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
 
 @dataclass(frozen=True)
 class Level:
-    """Where the loss is: the median of its last points, which lie in so many steps."""
+    """The level of the loss: the median of its last points, and the number of their steps."""
 
     value: float
     steps: int
 
 
 def end(values: Floats) -> float | None:
-    """Return the median of the last of some values; None where they are too few."""
+    """Return the median of the last values; None if there are too few."""
     return float(np.median(values[-_few(values) :])) if len(values) >= FEWEST else None
 
 
 def level(answer: Mapping[str, Any] | None) -> Level | None:
-    """Return where the loss is at the end of an answer; None where that has too few points."""
+    """Return the level of the loss at the end of an answer; None if it has too few points."""
     values = _known(answer)
     found = end(values)
     if answer is None or found is None:
         return None
-    # Some buckets have no value: what is logged now and then has its points far apart.
+    # Some buckets have no value: a metric may be logged each 100th step.
     steps = decode(answer["steps"])[_has_value(answer)][-_few(values) :]
     return Level(found, int(steps[-1] - steps[0]) + int(answer["bucket_steps"]))
 
 
 def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
-    """Return what the loss did since a step, given what it was before and since.
+    """Return the change of the loss since a step, given the loss before and since.
 
-    So ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well. The level
-    before is the lowest of the steps ahead (``LEAD``): what rose there already is no level of before.
+    For example ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well. The
+    level before is the lowest of the steps ahead (``LEAD``), because the loss may have begun to rise there.
     """
     found = _untagged(since["metrics"]) if since else None
     if found is not None and (decode(found["nonfinite"]) > 0).any():
@@ -85,7 +85,7 @@ def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> 
 
 
 def first(answer: Mapping[str, Any]) -> str:
-    """Return the first loss of the run, to hold the last one against."""
+    """Return the first loss of the run, to compare the last one with."""
     drawn = _untagged(answer["metrics"])
     known = decode(drawn["count"]) > 0 if drawn else np.zeros(0, bool)
     if drawn is None or not known.any():
@@ -98,7 +98,7 @@ def first(answer: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Before:
-    """The points of the lowest level ahead of a fall, those between them and the fall, how far levels wander."""
+    """The points of the lowest level before a fall, those between them and the fall, and the deviation of levels."""
 
     level: Floats
     meanwhile: Floats
@@ -106,7 +106,7 @@ class Before:
 
 
 def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
-    """Return what was ahead of the end of an answer; None where it has too few points."""
+    """Return the state of the loss before the end of an answer; None if it has too few points."""
     values = _known(answer)
     if answer is None or len(values) < FEWEST:
         return None
@@ -120,7 +120,7 @@ def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
 
 
 def _wander(values: Floats, few: int) -> float:
-    """Return how far the level rises now and then by itself: a running mean that is logged has neighbours close by."""
+    """Return the usual rise from one level to the next; in a logged running mean neighbours are close together."""
     rises = np.diff(np.median(values[len(values) % few :].reshape(-1, few), axis=1))
     rises = rises[rises > 0]
     return 1.4826 * float(np.median(rises)) if len(rises) >= _OF_A_HABIT else 0.0
@@ -128,7 +128,7 @@ def _wander(values: Floats, few: int) -> float:
 
 def _compared(before: Before, after: Floats, now: float) -> str:
     was = float(np.median(before.level))
-    # Of either: buckets of many steps vary less than single ones.
+    # Of both: buckets of many steps vary less than single steps.
     noise = max(_noise(before.level), _noise(after))
     over = was + max(NOISE * noise, WANDER * before.wander, RISE * abs(was))
     peak = max(float(_smooth(part).max()) for part in (before.meanwhile, after) if len(part) >= _OF_A_PEAK)
@@ -141,13 +141,13 @@ def _compared(before: Before, after: Floats, now: float) -> str:
 
 
 def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
-    """Order as the collector's headline does."""
+    """Return the clause in the word order of the collector's headline."""
     is_late = incident["rule"] in severity.OF_THE_CLOCK
     return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
 
 
 def _noise(values: Floats) -> float:
-    """Return the deviation of single points, by how far neighbours are apart."""
+    """Return the deviation of single points, from the differences of neighbours."""
     return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
 
 
@@ -173,7 +173,7 @@ _OF_A_HABIT = 3
 
 
 def _smooth(values: Floats) -> Floats:
-    """Return medians of three: one noisy point is no bump."""
+    """Return medians of three: one noisy point is not a bump."""
     return np.median(np.stack((values[:-2], values[1:-1], values[2:])), axis=0)
 
 

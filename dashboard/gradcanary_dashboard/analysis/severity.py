@@ -1,4 +1,4 @@
-"""Severities, and rules of what did not come."""
+"""Severities, and the rules about absence."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ SEVERITIES = ("information", "warning", "critical")
 """The least first."""
 
 OF_THE_CLOCK = ("silent", "stalled")
-"""Rules of what did not come: the end of a run is the answer to them."""
+"""Rules about missing requests or steps: the end of the run resolves them."""

@@ -1,4 +1,4 @@
-"""What is measured of a layer, in words, and how each stat is drawn."""
+"""The stats of a layer: their texts, and the axis that each is drawn on. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradcanary import wire
 
 @dataclass(frozen=True)
 class Stat:
-    """A stat: its title, what it is, whether its axis is logarithmic, and whether exactly 0 is what one hopes for."""
+    """A stat: its title and description, True for a logarithmic axis, and True if exactly 0 is the best value."""
 
     name: str
     title: str
@@ -20,12 +20,12 @@ class Stat:
 
     @property
     def has_threshold(self) -> bool:
-        """Whether the rules hold it against ``enter`` and a baseline."""
+        """True if the rules compare it with ``enter`` and a baseline."""
         return self.name == "absmax"
 
 
 def phases(seen: Sequence[str], *, clips: bool) -> str:
-    """Return the phases that values were measured in, after a comma; where nothing clips there is no ``post_clip``."""
+    """Return the phases of values, after a comma; without ``post_clip`` if the run never clips."""
     return "".join(f", {phase}" for phase in seen if clips or phase != "post_clip")
 
 
@@ -40,7 +40,13 @@ STATS = {
         Stat("weight_norm", "Weight norm", "L2 norm of the weights"),
         Stat("accumulation_error", "Accumulation error", "what summing up lost, beside a float32 sum", True, True),
         Stat("norm_ratio", "Norm ratio", "norm of the summed gradient, by that of a float32 sum", False),
-        Stat("frozen_fraction", "Frozen fraction", "share of the weights that 50 steps did not move", False, True),
+        Stat(
+            "frozen_fraction",
+            "Frozen fraction",
+            "share of the weights that 50 steps or more did not move",
+            False,
+            True,
+        ),
     )
 }
 if tuple(STATS) != wire.STATS:

@@ -1,4 +1,4 @@
-"""The story of an incident: what happened when, and every message with every attempt. Pure."""
+"""The timeline of an incident: its changes, and every message with every attempt. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 60
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that happened at a time of the API; None: at a step only, some time after it opened."""
+    """An event with its time as in the API; None if only its step is known."""
 
     at: str | None
     icon: str
@@ -24,13 +24,13 @@ class Entry:
 
 
 def entries(incident: Mapping[str, Any]) -> list[Entry]:
-    """Return what happened, in its order."""
+    """Return the events in order."""
     opened, *others = _dated(incident)
     return [opened, *_growth(incident), *sorted(others, key=lambda entry: entry.at or "")]
 
 
 def shortened(story: Sequence[Entry]) -> tuple[list[Entry], int]:
-    """Return as many as a page shows, and how many are left out after the first."""
+    """Return the entries that a page shows, and the number of those left out after the first ones."""
     if len(story) <= SHOWN:
         return list(story), 0
     return [story[0], *story[-SHOWN + 1 :]], len(story) - SHOWN
@@ -55,7 +55,7 @@ def _dated(incident: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _growth(incident: Mapping[str, Any]) -> list[Entry]:
-    """Return that layers followed, after it had opened."""
+    """Return the entry for layers that joined after the opening."""
     later = [each["since_step"] for each in incident["layers"] if each["since_step"] > incident["opened_step"]]
     if not later:
         return []

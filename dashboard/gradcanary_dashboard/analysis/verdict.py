@@ -1,4 +1,4 @@
-"""The state of a run in one sentence; no I/O."""
+"""The state of a run or a layer in one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradcanary_dashboard.text import numbers
 class Verdict:
     """A sentence and its tone: critical, warning, information, quiet or waiting.
 
-    ``beside`` goes on after it with numbers that change with each step.
+    ``beside`` follows it with numbers that change with each step.
     """
 
     tone: str
@@ -23,10 +23,10 @@ class Verdict:
 
 
 def verdict(run: Mapping[str, Any]) -> Verdict:
-    """Return what a person should know first about a run.
+    """Return the verdict on a run: its most important state.
 
-    An open incident speaks first; then one that the run's end closed, for that is no recovery; else the run is quiet. A
-    crash is said in any case, and first beside what is no more than information.
+    An open incident comes first; then one that the end of the run closed, as that is not a recovery; else the run is
+    quiet. A crash is always included, and comes before incidents of severity information.
     """
     if run["open_incidents"]:
         text = run["headline"] or numbers.plural(len(run["open_incidents"]), "open incident")
@@ -44,7 +44,7 @@ def verdict(run: Mapping[str, Any]) -> Verdict:
 
 
 def _ended(run: Mapping[str, Any]) -> Verdict:
-    """Return what is said of a run that ended on an incident."""
+    """Return the verdict on a run that ended on an incident."""
     text = run["headline"] or "ended on an incident"
     if run["state"] != "crashed":
         return Verdict(run["severity_at_end"], text[0].upper() + text[1:])
@@ -60,19 +60,19 @@ def _crash(run: Mapping[str, Any]) -> str:
 
 
 def is_unrecovered(incident: Mapping[str, Any]) -> bool:
-    """Tell whether a run ended on an incident; one that was missed and ended is not missed any more."""
+    """Return True if a run ended on an incident; its end resolves an incident about absence."""
     return incident["resolution"] == "run_finished" and incident["rule"] not in severity.OF_THE_CLOCK
 
 
 def firing(run: Mapping[str, Any]) -> int:
-    """Return how many layers fire, by the rule with most of them."""
+    """Return the number of firing layers of the rule with most of them."""
     return max(run["firing"].values(), default=0)
 
 
 def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *, has_ended: bool = False) -> Verdict:
-    """Return what a person should know first about a layer, given its incidents and whether its run has ended.
+    """Return the verdict on a layer; ``has_ended`` is True after the end of its run.
 
-    A rule that fires speaks first, then what is suspected, then a value that is not finite, then low.
+    A firing rule comes first, then a suspect, a non-finite value, and a low one.
     """
     states = layer["rules"]
     fires = [rule for rule, state in states.items() if state in ("firing", "recovering")]
@@ -93,7 +93,7 @@ def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *
 
 
 def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
-    """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, as far as its newest incident knows."""
+    """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, with the numbers of the newest incident."""
     newest = next((incident for incident in incidents if incident["rule"] == rule), None)
     members = newest.get("layers", ()) if newest else ()
     member: Mapping[str, Any] = next((member for member in members if member["layer"] == layer["layer"]), {})

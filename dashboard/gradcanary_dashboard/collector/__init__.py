@@ -1,1 +1,1 @@
-"""What is asked of the collector, over its HTTP API."""
+"""Reads and changes over the collector's HTTP API."""

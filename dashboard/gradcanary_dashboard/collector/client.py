@@ -1,4 +1,4 @@
-"""The collector's read API over HTTP, asking again only for what changed."""
+"""The client of the collector's API, with conditional requests."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ import orjson
 from gradcanary_dashboard.collector.errors import DeniedError, NotFoundError, RefusedError, UnreachableError
 
 API = "/api/v1"
-KEPT_ANSWERS = 64
-"""Answers remembered for a conditional request: a heatmap is about half a megabyte."""
+KEPT_BYTES = 32 * 2**20
+"""Bytes of the answers that are kept for conditional requests: a heatmap has about half a megabyte, most have a few
+kilobytes. A number of answers would be too few for many tabs, or too many for the memory."""
 
 ENDPOINTS_FOR_S = 10.0
 
 CHANGE_S = 30.0
-"""A change may take longer than a question: a test message waits 10 s for its receiver, a deleted run for its rows."""
+"""A change may take longer than a read: a test message waits 10 s for its receiver, a deleted run for its rows."""
 
 
 CREDENTIALS = ("authorization", "cookie")
@@ -35,42 +36,51 @@ _reader: ContextVar[Mapping[str, str]] = ContextVar("reader", default={})  # noq
 
 
 @contextmanager
-def reading_as(headers: Mapping[str, str]) -> Iterator[None]:
-    """Ask, inside the block and in the threads that it starts, with the credentials of whoever sent these headers."""
-    mark = _reader.set({name: headers[name] for name in CREDENTIALS if name in headers})
+def as_reader(headers: Mapping[str, str]) -> Iterator[None]:
+    """Send the credentials in these headers with all requests inside the block, also from threads that it starts."""
+    token = _reader.set({name: headers[name] for name in CREDENTIALS if name in headers})
     try:
         yield
     finally:
-        _reader.reset(mark)
+        _reader.reset(token)
 
 
 _asked: ContextVar[dict[str, Answer] | None] = ContextVar("asked", default=None)
 
 
 @contextmanager
-def asking_once() -> Iterator[None]:
-    """Ask the same question only once inside the block: what a page is filled with is told of one moment."""
-    mark = _asked.set({})
+def one_answer_per_question() -> Iterator[None]:
+    """Send the same request only once inside the block: all parts of a page are of the same moment."""
+    token = _asked.set({})
     try:
         yield
     finally:
-        _asked.reset(mark)
+        _asked.reset(token)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A JSON body, which callers must not change, and a version that differs when the body does, and only then."""
+    """A JSON body, which callers must not change, and its version: equal for equal bodies."""
 
     body: Any
     version: str
 
 
-class Collector:
-    """One collector; safe to share between threads, all tabs share its remembered answers.
+@dataclass(frozen=True)
+class _Kept:
+    """An answer, its ETag and the bytes of its body."""
 
-    ``public_url`` is the address that people use. Questions are asked with a ``token``, or ``as_reader``: as whoever
-    asks for the page (``reading_as``). The collector decides each time: a remembered answer is only given to whom it
-    says that nothing changed.
+    etag: str
+    answer: Answer
+    size: int
+
+
+class Collector:
+    """One collector; thread-safe. All tabs share the answers that are kept.
+
+    ``public_url`` is the address that people use. Requests have a ``token``, or with ``as_reader`` the credentials of
+    the reader of the page (:func:`as_reader`). A kept answer is used only after the collector answered 304 to these
+    credentials.
     """
 
     def __init__(
@@ -87,8 +97,8 @@ class Collector:
         self._own = {} if token is None else {"authorization": f"Bearer {token}"}
         self.as_reader = as_reader
         self.public_url = public_url or self.url
-        # trust_env: a proxy of the environment must not come between a page and the collector it was given.
-        # The expiry: uvicorn drops a connection that is idle for 5 s; one that is about to go must not be used again.
+        # trust_env: a proxy of the environment must not be between a page and its collector.
+        # The expiry: uvicorn drops a connection that is idle for 5 s; such a connection must not be used again.
         limits = httpx.Limits(keepalive_expiry=2.0)
         self._http = httpx.Client(
             base_url=self.url + API,
@@ -96,16 +106,15 @@ class Collector:
             trust_env=False,
             limits=limits,
             headers=_packing(self.url),
-            verify=trusted or self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
+            verify=trusted or self.url.startswith("https:"),  # reading the authorities takes a fifth of the start
         )
-        self._remembered: OrderedDict[str, tuple[str, Answer]] = (
-            OrderedDict()
-        )  # with the tag by which it is asked again
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept_bytes = 0
         self._endpoints: tuple[float, Answer | None] = (0.0, None)
         self._lock = threading.Lock()
 
     def runs(self, **query: str | int | Sequence[str] | None) -> Answer:
-        """Return a page of runs, the ones heard of last first."""
+        """Return a page of runs, the last seen first."""
         return self._get("/runs", **query)
 
     def run(self, run: str, part: str = "", **query: str | int | Sequence[str] | None) -> Answer:
@@ -114,15 +123,15 @@ class Collector:
         return self._get(f"{path}/{part}" if part else path, **query)
 
     def incidents(self, **query: str | int | Sequence[str] | None) -> Answer:
-        """Return incidents without their layers and deliveries; newest first, or as ``sort`` says."""
+        """Return incidents, newest first or by ``sort``; the first ``detailed`` with layers and deliveries."""
         return self._get("/incidents", **query)
 
     def incident(self, number: int) -> Answer:
-        """Return one incident with everything known about it."""
+        """Return one incident with its layers and deliveries."""
         return self._get(f"/incidents/{number}")
 
     def silences(self) -> Answer:
-        """Return the silences in force."""
+        """Return the active silences."""
         return self._get("/silences")
 
     def rules(self) -> Answer:
@@ -130,7 +139,7 @@ class Collector:
         return self._get("/rules")
 
     def endpoints(self) -> Answer:
-        """Return who is told of incidents, as it was 10 s ago at most: asked with the runs, it changes seldom."""
+        """Return the endpoints as of at most 10 s ago: the list of runs shows them, and they change rarely."""
         with self._lock:
             asked, answer = self._endpoints
         if answer is None or time.monotonic() - asked > ENDPOINTS_FOR_S:
@@ -140,11 +149,11 @@ class Collector:
         return answer
 
     def ask(self, path: str, **query: str | int | Sequence[str] | None) -> Answer:
-        """Return the answer to any other question."""
+        """Return the answer of any other path."""
         return self._get(path, **query)
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
-        """Return the JSON that answers a change by the reader, None where there is none; raises DashboardError."""
+        """Send a change by the reader; return its JSON, None without a body. Raises DashboardError."""
         request = self._http.build_request(method, path, json=body, timeout=CHANGE_S)
         request.headers.update(self._of_page())
         response = self._send(request)
@@ -152,7 +161,7 @@ class Collector:
 
     @contextmanager
     def download(self, run: str, part: str, **query: str | int | Sequence[str] | None) -> Iterator[Iterator[bytes]]:
-        """Yield a CSV file of a run, piece by piece: it may be larger than the memory; raises DashboardError."""
+        """Yield a CSV file of a run in pieces, as it may be larger than memory; raises DashboardError."""
         params = {key: value for key, value in query.items() if value is not None}
         request = self._http.build_request("GET", f"/runs/{quote(run, safe='')}/{part}", params=params)
         request.headers.update(_reader.get() if self.as_reader else self._own)
@@ -161,7 +170,7 @@ class Collector:
 
     @contextmanager
     def trial(self, text: str | None) -> Iterator[Iterator[bytes]]:
-        """Yield the lines of a trial of rules, or of those in force alone, in pieces; raises DashboardError."""
+        """Yield the lines of a trial of rules, None = the rules in force, in pieces; raises DashboardError."""
         request = self._http.build_request("POST", "/rules/trials", json={"text": text}, timeout=CHANGE_S)
         request.headers.update(self._of_page())
         with self._streamed(request) as pieces:
@@ -172,10 +181,7 @@ class Collector:
         self._http.close()
 
     def _of_page(self) -> dict[str, str]:
-        """Return the headers of a change: the question that it answers came from a page of ours.
-
-        That was checked where the question was let in (``Documents``, ``access``).
-        """
+        """Return the headers of a change. It comes from a page of this server: ``Documents`` has checked that."""
         return {**(_reader.get() if self.as_reader else self._own), "sec-fetch-site": "same-origin"}
 
     @contextmanager
@@ -204,12 +210,12 @@ class Collector:
         return answer
 
     def _ask(self, key: str, request: httpx.Request) -> Answer:
-        known = self._recall(key)
-        if known is not None:
-            request.headers["if-none-match"] = known[0]
+        kept = self._recall(key)
+        if kept is not None:
+            request.headers["if-none-match"] = kept.etag
         response = self._send(request)
-        if response.status_code == 304 and known is not None:
-            return known[1]
+        if response.status_code == 304 and kept is not None:
+            return kept.answer
         return self._read(key, response)
 
     def _send(self, request: httpx.Request, *, streams: bool = False) -> httpx.Response:
@@ -222,7 +228,7 @@ class Collector:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Raise UnreachableError for what goes wrong on the way."""
+        """Raise UnreachableError for errors of the connection."""
         try:
             yield
         except httpx.HTTPError as error:
@@ -243,31 +249,34 @@ class Collector:
         etag = response.headers.get("etag")
         answer = Answer(body, hashlib.sha256(response.content).hexdigest())
         if etag is not None and key:
-            self._remember(key, etag, answer)
+            self._keep(key, _Kept(etag, answer, len(response.content)))
         return answer
 
-    def _recall(self, key: str) -> tuple[str, Answer] | None:
+    def _recall(self, key: str) -> _Kept | None:
         with self._lock:
-            if key in self._remembered:
-                self._remembered.move_to_end(key)
-            return self._remembered.get(key)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
 
-    def _remember(self, key: str, etag: str, answer: Answer) -> None:
+    def _keep(self, key: str, kept: _Kept) -> None:
+        """Keep an answer, and drop those that were used longest ago as soon as all take too many bytes."""
         with self._lock:
-            self._remembered[key] = etag, answer
-            self._remembered.move_to_end(key)
-            while len(self._remembered) > KEPT_ANSWERS:
-                self._remembered.popitem(last=False)
+            before = self._kept.pop(key, None)
+            self._kept[key] = kept
+            self._kept_bytes += kept.size - (0 if before is None else before.size)
+            while self._kept_bytes > KEPT_BYTES:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped.size
 
 
 def _packing(url: str) -> dict[str, str]:
-    """Return how answers are packed: on the way through one machine not at all, which would only cost it twice."""
+    """Return the header for compression: none on the same machine, where it would only cost CPU on both sides."""
     is_here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     return {"accept-encoding": "identity"} if is_here else {}
 
 
 def _reason(response: httpx.Response) -> str:
-    """Return the collector's own words for why it refuses."""
+    """Return the collector's message about a refusal."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

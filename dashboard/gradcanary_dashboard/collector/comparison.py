@@ -1,4 +1,4 @@
-"""Everything that the page of several runs shows, asked from the collector."""
+"""The answers for the comparison page."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ POINTS = 600
 
 
 def version(collector: Collector, wanted: CompareView) -> str:
-    """Return what changes when the page does: with any of its runs, and before two are chosen with the list."""
+    """Return the version of the page: of all its runs, and of the list until two runs are chosen."""
     versions = [_version(collector, run) for run in wanted.runs]
-    known = [each for each in versions if each]
-    return " ".join(versions if len(known) > 1 else [*versions, collector.runs().version])
+    is_comparison = sum(map(bool, versions)) > 1
+    return " ".join(versions if is_comparison else [*versions, collector.runs().version])
 
 
 def load(collector: Collector, wanted: CompareView, shown: str | None) -> CompareData:
-    """Ask for everything; ``shown`` is the name of the layer drawn before."""
-    told = {run: _told(collector, run) for run in wanted.runs}
-    known = [answer for answer in told.values() if answer is not None]
+    """Read everything; ``shown`` is the name of the layer drawn before."""
+    answers = {run: _find_run(collector, run) for run in wanted.runs}
+    known = [answer for answer in answers.values() if answer is not None]
     listed = collector.runs().body["runs"]
-    unknown = [run for run, answer in told.items() if answer is None]
+    unknown = [run for run, answer in answers.items() if answer is None]
     runs = [_compared(collector, run, letter, wanted) for run, letter in zip(known, LETTERS, strict=False)]
     data = CompareData(runs, listed, unknown)
     if not data.is_comparison:
@@ -49,7 +49,8 @@ def _version(collector: Collector, run: str) -> str:
         return ""
 
 
-def _told(collector: Collector, run: str) -> Mapping[str, Any] | None:
+def _find_run(collector: Collector, run: str) -> Mapping[str, Any] | None:
+    """Return a run, None if the collector does not have it."""
     try:
         body: Mapping[str, Any] = collector.run(run).body
     except NotFoundError:
@@ -59,15 +60,16 @@ def _told(collector: Collector, run: str) -> Mapping[str, Any] | None:
 
 def _compared(collector: Collector, run: Mapping[str, Any], letter: str, wanted: CompareView) -> Compared:
     launches = run_launches.launches(run)
-    known, there = [launch.steps for launch in launches if launch.steps is not None], run_launches.measured(launches)
-    origin = known[0][0] if known and wanted.align == ALIGNS[1] else 0
-    steps = None if there is None else (there[0] - origin, there[1] - origin)
+    begun = [launch.steps for launch in launches if launch.steps is not None]
+    measured = run_launches.measured(launches)
+    origin = begun[0][0] if begun and wanted.align == ALIGNS[1] else 0
+    steps = None if measured is None else (measured[0] - origin, measured[1] - origin)
     layers = collector.run(run["run"], "layers").body["layers"]
     return Compared(letter, run, layers, origin, steps, collector.incidents(run=run["run"]).body["incidents"])
 
 
 def _common(runs: Sequence[Compared], wanted: CompareView) -> Steps | None:
-    """Return the steps in sight that all runs have which have any."""
+    """Return the visible steps that all runs with any step have in common."""
     known = [run.steps for run in runs if run.steps is not None]
     if len(known) < 2:
         return None
@@ -78,7 +80,7 @@ def _common(runs: Sequence[Compared], wanted: CompareView) -> Steps | None:
 
 
 def _with_differences(collector: Collector, data: CompareData, wanted: CompareView) -> CompareData:
-    """Return the data with the differences; with an expression that is refused, those of all layers, and why."""
+    """Return the data with the differences; if the expression is refused, those of all layers and the error."""
     begun = [run for run in data.runs if run.steps is not None]
     common, refusal = data.common, None
     if common is None:
@@ -97,15 +99,14 @@ def _with_differences(collector: Collector, data: CompareData, wanted: CompareVi
 def _picture(
     collector: Collector, run: Compared, common: Steps, stat: str, rows: str | None = None
 ) -> Mapping[str, Any]:
-    asked: dict[str, str | int | None] = {"stat": stat, "value": "mean", "columns": COLUMNS, "rows": ROWS}
-    asked |= {"match": rows, "from": common[0] + run.origin, "to": common[1] + run.origin}
-    body: Mapping[str, Any] = collector.run(run.name, "heatmap", **asked).body
+    query: dict[str, str | int | None] = {"stat": stat, "value": "mean", "columns": COLUMNS, "rows": ROWS}
+    query |= {"match": rows, "from": common[0] + run.origin, "to": common[1] + run.origin}
+    body: Mapping[str, Any] = collector.run(run.name, "heatmap", **query).body
     return body
 
 
 def _choose(data: CompareData, named: str | None, shown: str | None) -> str | None:
-    """Return the layer that is drawn: the one that the address names, the one drawn before, the one that differs most,
-    the worst."""
+    """Return the layer to draw: of the address, drawn before, with the largest difference, or the worst."""
     known = {layer["name"] for run in data.runs for layer in run.layers}
     for wanted in (named, shown):
         if wanted in known:
@@ -116,17 +117,17 @@ def _choose(data: CompareData, named: str | None, shown: str | None) -> str | No
 
 
 def _times(collector: Collector, run: Compared, common: Steps | None) -> Mapping[str, Any]:
-    """Return how long each of the last steps in common took."""
+    """Return the time of each of the last common steps."""
     if common is None:
         return {}
     first, last = max(common[0], common[1] - TIMED_STEPS + 1) + run.origin, common[1] + run.origin
-    asked: dict[str, str | int] = {"name": COSTS[1], "tags": "{}", "points": TIMED_STEPS, "from": first, "to": last}
-    body: Mapping[str, Any] = collector.run(run.name, "metrics", **asked).body
+    query: dict[str, str | int] = {"name": COSTS[1], "tags": "{}", "points": TIMED_STEPS, "from": first, "to": last}
+    body: Mapping[str, Any] = collector.run(run.name, "metrics", **query).body
     return body
 
 
 def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: CompareView) -> Compared:
-    """Return a run with what is drawn of it."""
+    """Return a run with its metrics and the series of the drawn layer."""
     view = wanted.view
     first = None if view.from_step is None else view.from_step + run.origin
     last = None if view.to_step is None else view.to_step + run.origin

@@ -1,4 +1,4 @@
-"""Endpoints that are told nothing because they failed: nobody else would say that nobody is told."""
+"""Endpoints that get no messages because they fail: no message can report that."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.text.deliveries import failure
 
 FAILS_AFTER_S = 600.0
-"""A receiver that restarts is back by then."""
+"""Longer than the restart of a receiver."""
 
 
 def load(collector: Collector) -> list[Mapping[str, Any]]:
-    """Return the endpoints that their failures disabled, and those that fail now."""
-    return [each for each in collector.endpoints().body["endpoints"] if _is_silent(each)]
+    """Return the endpoints that failures disabled, and those that fail now."""
+    return [each for each in collector.endpoints().body["endpoints"] if _is_failing(each)]
 
 
 def version(collector: Collector) -> str:
-    """Return what changes when :func:`load` returns others."""
-    said = json.dumps([failure(each) for each in load(collector)])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    """Return the version of :func:`load`."""
+    sentences = json.dumps([failure(each) for each in load(collector)])
+    return hashlib.sha256(sentences.encode()).hexdigest()[:16]
 
 
-def _is_silent(endpoint: Mapping[str, Any]) -> bool:
+def _is_failing(endpoint: Mapping[str, Any]) -> bool:
     if endpoint["state"] == "disabled" or endpoint["failing_since"] is None:
         return bool(endpoint["disabled_by"] == "failures")
     since, last = (datetime.fromisoformat(endpoint[key]) for key in ("failing_since", "last_failure"))

@@ -1,17 +1,17 @@
-"""What can go wrong when a page asks the collector.
+"""Errors of a request to the collector.
 
 DashboardError
-├── UnreachableError  nobody answered, or the answer was no JSON of the collector: try again later
-├── DeniedError       the collector does not let the reader in, or not that far: the message says why
-├── NotFoundError     the collector knows no such run, layer or incident
-└── RefusedError      the collector does not take the question: the message says why
+├── UnreachableError  no answer, or not the JSON of a collector: try again later
+├── DeniedError       no token, or one of another scope: the message has the reason
+├── NotFoundError     no such run, layer or incident
+└── RefusedError      an invalid request: the message has the reason
 """
 
 from __future__ import annotations
 
 
 class DashboardError(Exception):
-    """The base of the dashboard's errors; the message is for the person who looks at the page."""
+    """The base of the dashboard's errors; pages show the message."""
 
 
 class UnreachableError(DashboardError):
@@ -19,12 +19,12 @@ class UnreachableError(DashboardError):
 
 
 class DeniedError(DashboardError):
-    """The collector wants a token, or another one."""
+    """The collector requires a token, or one of another scope."""
 
 
 class NotFoundError(DashboardError):
-    """The collector does not know what was asked for."""
+    """The collector has no such run, layer or incident."""
 
 
 class RefusedError(DashboardError):
-    """The question holds something that the collector does not take, such as a broken expression."""
+    """The collector refuses the request, for example for an invalid expression."""

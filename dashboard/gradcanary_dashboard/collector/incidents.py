@@ -1,4 +1,4 @@
-"""What the pages of incidents show, asked from the collector."""
+"""The answers for the pages of incidents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from gradcanary_dashboard.address.incidents import Filter
 from gradcanary_dashboard.collector.client import Answer, Collector
 
 FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100}, "resolved": {"limit": 50}}
-"""How many incidents of a state a page has, and which come first: of resolved ones the newest."""
+"""Number and order of a page's incidents, by state."""
+
+
+DETAILED_OF_RUN = 8
+"""Incidents that a run's page shows with their layers and deliveries; the others are listed by their summary."""
+
+DETAILED_OF_LAYER = 24
+"""The same on a layer's page, which has no other list."""
 
 
 @dataclass(frozen=True)
@@ -24,32 +31,40 @@ class Chapter:
 
 
 def load(collector: Collector, chosen: Filter) -> list[Chapter]:
-    """Return the open incidents, then the resolved ones; of later pages of the history these alone."""
+    """Return open incidents, then resolved ones; later pages of the history have only resolved ones."""
     answers = _answers(collector, chosen)
     return [Chapter(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
 
 
 def version(collector: Collector, chosen: Filter) -> str:
-    """Return what changes when :func:`load` returns others."""
+    """Return the version of :func:`load`."""
     versions = [answer.version for answer in _answers(collector, chosen).values()]
     return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:16]
 
 
 def rules(collector: Collector) -> list[str]:
-    """Return the names of the rules, as the collector has them."""
-    found = collector.rules().body
-    return [name for name, rule in found.items() if isinstance(rule, dict) and "enabled" in rule]
+    """Return the names of the collector's rules."""
+    body = collector.rules().body
+    return [name for name, rule in body.items() if isinstance(rule, dict) and "enabled" in rule]
 
 
 def worst(collector: Collector, **query: str | int | None) -> Answer:
-    """Return what is open first, then what runs ended on, the worst of each first, what layers did before what is late,
-    then the newest. The collector puts them in this order: of more than one answer holds the first are the worst."""
+    """Return open incidents, then those that runs ended on, then the others; the worst of each kind first.
+
+    The collector sorts them: if there are more than an answer holds, it holds the worst.
+    """
     return collector.incidents(sort="worst", **query)
+
+
+def worst_of_run(collector: Collector, run: str, layer: int | None = None) -> Answer:
+    """Return the incidents of a run, or of a layer of it, the worst first, the first of them with all details."""
+    detailed = DETAILED_OF_RUN if layer is None else DETAILED_OF_LAYER
+    return worst(collector, run=run, layer=layer, detailed=detailed)
 
 
 def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:
     states = {"": ("open", "resolved"), "open": ("open",), "resolved": ("resolved",)}[chosen.state]
     if chosen.before is not None:
         states = states[-1:]
-    asked = {**chosen.asked(), "before": chosen.before}
-    return {state: collector.incidents(state=state, **FIRST[state], **asked) for state in states}
+    query = {**chosen.asked(), "before": chosen.before}
+    return {state: collector.incidents(state=state, **FIRST[state], **query) for state in states}

@@ -1,4 +1,4 @@
-"""Everything that a run's page shows, asked from the collector."""
+"""The answers for a run's page."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ COLUMNS = 600
 ROWS = 400
 POINTS = 600
 NO_LAYER = "^$"
-"""An expression that is in no name: none is empty."""
-
-DETAILED_INCIDENTS = 8
-"""Incidents asked for in full, the named one and the newest; more are listed by their summary."""
+"""An expression that matches no name, as no name is empty."""
 
 TOTAL_NORM, CLIP_FACTOR = "total_norm", "clip_factor"
-"""Metrics of samples before a clip: the norm is there of each, the factor where gradients were written to after it."""
+"""Metrics of a clip: each sample has a norm; it has a factor if gradients changed after the norm was computed."""
 
 CLIPPED_BELOW = 1 - 1e-5
-"""The agent takes a factor under this one for a clip."""
+"""Below this factor a sample counts as clipped, as in the agent."""
 
 Answered: TypeAlias = Mapping[str, Any] | None
 
@@ -37,9 +34,9 @@ Answered: TypeAlias = Mapping[str, Any] | None
 class RunData:
     """The collector's answers about one run at about one revision.
 
-    ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
-    heatmap then takes no notice. ``loss`` is that without tags: of the whole run, or, where an incident of the verdict
-    says since when, of the steps before, and ``loss_since`` of those since.
+    ``layer`` is the one whose trend is drawn; ``refusal`` is the error of the expression for rows, which the heatmap
+    ignores then. ``loss`` is that without tags: of the whole run, or of the steps before the first step of the
+    verdict's incident, and then ``loss_since`` of the others.
     """
 
     run: Mapping[str, Any]
@@ -56,33 +53,33 @@ class RunData:
 
 
 def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
-    """Ask for everything; ``shown`` is the number of the layer drawn before."""
+    """Read everything; ``shown`` is the number of the layer drawn before."""
     incidents, incidents_version = load_incidents(collector, run, view.incident)
     all_layers = collector.run(run, "layers").body["layers"]
     chosen = choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
     series = None
     if chosen is not None:
         series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **bounds(view)).body
-    drawn, refusal = picture(collector, run, view)
-    told = collector.run(run).body
-    loss, loss_since = _losses(collector, told, loss_levels.since(incidents))
+    heatmap, refusal = picture(collector, run, view)
+    run_answer = collector.run(run).body
+    loss, loss_since = _losses(collector, run_answer, loss_levels.since(incidents))
     return RunData(
-        run=told,
+        run=run_answer,
         layers=all_layers,
         layer=chosen,
-        heatmap=drawn,
+        heatmap=heatmap,
         refusal=refusal,
         series=series,
         loss=loss,
         loss_since=loss_since,
         incidents=incidents,
         incidents_version=incidents_version,
-        clips=clips(collector, told),
+        clips=clips(collector, run_answer),
     )
 
 
 def clips(collector: Collector, run: Mapping[str, Any]) -> bool:
-    """Return False if a clip was looked for and gradients were never clipped."""
+    """Return False if the agent measured clips and gradients were never clipped."""
     measured = {metric["name"] for metric in run["metrics"]}
     if CLIP_FACTOR not in measured:
         return TOTAL_NORM not in measured
@@ -91,36 +88,36 @@ def clips(collector: Collector, run: Mapping[str, Any]) -> bool:
 
 
 def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
-    """Return whether a message may be on its way, or a silence may end: neither waits for a new revision of the run."""
+    """Return True if a delivery is pending or a silence may end: both change without a new revision of the run."""
     return any(_is_unsettled(incident) for incident in incidents)
 
 
 def clock(view: View, answer: Mapping[str, Any]) -> Clock | None:
-    """Return the clock of a view whose axis is time, by the steps and times of an answer; None: an axis of steps."""
+    """Return the clock of a view with a time axis, from an answer's steps and times; None for a step axis."""
     return Clock.of(answer) if view.x == "time" else None
 
 
 def bounds(view: View) -> dict[str, int | None]:
-    """Return the steps in sight as the collector wants them."""
+    """Return the visible steps as parameters for the collector."""
     return {"from": view.from_step, "to": view.to_step}
 
 
-def _losses(collector: Collector, told: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
-    """Return the loss, up to a step and since where there is one.
+def _losses(collector: Collector, run: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
+    """Return the loss before and since a step; without a step, the whole loss and None.
 
-    Two questions: of one over a million steps what came since would be a part of its last bucket.
+    These are two requests: in one over a million steps all points since may be in the last bucket.
     """
-    if not any(metric["name"] == "loss" and not metric["tags"] for metric in told["metrics"]):
+    if not any(metric["name"] == "loss" and not metric["tags"] for metric in run["metrics"]):
         return None, None
-    asked: dict[str, str | int | None] = {"name": "loss", "tags": "{}", "points": POINTS}
+    query: dict[str, str | int | None] = {"name": "loss", "tags": "{}", "points": POINTS}
     if since is None:
-        return collector.run(told["run"], "metrics", **asked).body, None
-    later = collector.run(told["run"], "metrics", **asked, **{"from": since}).body
-    return collector.run(told["run"], "metrics", **asked, to=since - 1).body if since else None, later
+        return collector.run(run["run"], "metrics", **query).body, None
+    later = collector.run(run["run"], "metrics", **query, **{"from": since}).body
+    return collector.run(run["run"], "metrics", **query, to=since - 1).body if since else None, later
 
 
 def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
-    """Return the heatmap of the view; with an expression that the collector refuses, that of all rows, and why."""
+    """Return the heatmap of the view; if the expression is refused, that of all rows and the error."""
     wanted: dict[str, str | int | None] = {"stat": view.stat, "value": view.value, "order": view.order}
     wanted |= {"columns": COLUMNS, "rows": ROWS, **bounds(view)}
     try:
@@ -131,51 +128,54 @@ def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, An
         return collector.run(run, "heatmap", **wanted).body, str(error)
 
 
-def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
-    """Return the layers whose rows a heatmap shows; all where it took no notice of the expression."""
+def matching(layers: list[Layer], heatmap: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
+    """Return the layers of a heatmap's rows; all layers if the expression was refused."""
     if is_refused:
         return layers
-    shown = {number for row in drawn["rows"] for number in row["layers"]}
-    return [layer for layer in layers if layer["layer"] in shown]
+    numbers = {number for row in heatmap["rows"] for number in row["layers"]}
+    return [layer for layer in layers if layer["layer"] in numbers]
 
 
 def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
-    """Return the heatmap of no layer at all: steps, times, gaps and marks of the view, for a tenth of the answer."""
+    """Return a heatmap without layers: steps, times, gaps and marks of the view, for a tenth of the bytes."""
     wanted = {"stat": view.stat, "columns": COLUMNS, "rows": 1, "match": NO_LAYER, **bounds(view)}
     answer: Mapping[str, Any] = collector.run(run, "heatmap", **wanted).body
     return answer
 
 
 def load_incidents(
-    collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS, *, layer: int | None = None
+    collector: Collector, run: str, named: int | None, *, layer: int | None = None
 ) -> tuple[list[Mapping[str, Any]], str]:
     """Return the incidents of a run, or of a layer of it, and their version.
 
-    The named one comes first, then open ones, worst first; the first few are in full.
+    The named one comes first, with all details; then open ones, worst first.
     """
-    listed = incident_data.worst(collector, run=run, layer=layer)
-    # Whoever came for one does not look for it.
-    ranked = sorted(_with(named, collector, listed.body, layer), key=lambda incident: incident["id"] != named)
-    found = [
-        collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
-        for place, incident in enumerate(ranked)
-    ]
-    return found, listed.version
+    answer = incident_data.worst_of_run(collector, run, layer)
+    incidents: list[Mapping[str, Any]] = answer.body["incidents"]
+    first = _named(named, collector, answer.body, layer)
+    if first is None:
+        return incidents, answer.version
+    return [first, *(incident for incident in incidents if incident["id"] != named)], answer.version
 
 
-def _with(
-    named: int | None, collector: Collector, listed: Mapping[str, Any], layer: int | None
-) -> list[Mapping[str, Any]]:
-    """Return the incidents that are listed, and the named one of the same run and layer beyond the end of the list."""
+def _named(
+    number: int | None, collector: Collector, listed: Mapping[str, Any], layer: int | None
+) -> Mapping[str, Any] | None:
+    """Return an incident of the same run and layer with all details; None if there is none with this number."""
     incidents: list[Mapping[str, Any]] = listed["incidents"]
-    if named is None or listed["next"] is None or any(each["id"] == named for each in incidents):
-        return incidents
+    known = next((incident for incident in incidents if incident["id"] == number), None)
+    if number is None or (known is None and listed["next"] is None):
+        return None
+    if known is not None and "layers" in known:
+        return known
     try:
-        behind = collector.incident(named).body
+        found: Mapping[str, Any] = collector.incident(number).body
     except NotFoundError:
-        return incidents
-    is_meant = behind["run"] == incidents[0]["run"] and (layer is None or _concerns(behind, layer))
-    return [behind, *incidents] if is_meant else incidents
+        return known
+    is_listed = known is not None or (
+        found["run"] == incidents[0]["run"] and (layer is None or _concerns(found, layer))
+    )
+    return found if is_listed else None
 
 
 def _concerns(incident: Mapping[str, Any], layer: int) -> bool:

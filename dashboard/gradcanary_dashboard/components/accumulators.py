@@ -25,7 +25,7 @@ LOSSY, SHRUNK, STILL = 0.05, 0.95, 0.9
 COLUMNS = (
     ("error", "What summing up lost, beside a float32 sum: the largest of these layers"),
     ("norm ratio", "Norm of the sum by that of a float32 sum: the smallest of these layers"),
-    ("frozen", "Share of the weights that 50 steps did not move: the largest of these layers"),
+    ("frozen", "Share of the weights that 50 steps or more did not move: the largest of these layers"),
 )
 
 

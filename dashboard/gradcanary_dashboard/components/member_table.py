@@ -37,15 +37,14 @@ def card(contents: Mapping[str, Any]) -> html.Section:
 
 def rows(incident: Mapping[str, Any], view: View) -> str:
     """Return a row per member as JSON."""
-    run = incident["run"]
-    return table.written([_row(run, member, view) for member in _layers(incident)])
+    return table.written([_row(incident, member, view) for member in _layers(incident)])
 
 
 def tally(incident: Mapping[str, Any]) -> str:
-    """Return ``18 firing, 2 over``."""
+    """Return ``18 firing, 2 over``, or ``18 not recovered, 2 over`` of an incident on which the run ended."""
     layers = _layers(incident)
     firing = sum(member["until_step"] is None for member in layers)
-    counts = {"firing": firing, "over": len(layers) - firing}
+    counts = {_unended(incident): firing, "over": len(layers) - firing}
     said = ", ".join(f"{numbers.integer(count)} {word}" for word, count in counts.items() if count)
     return said or "none: it is about the run as a whole"
 
@@ -54,10 +53,15 @@ def _layers(incident: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [member for member in incident["layers"] if member["layer"] is not None]
 
 
-def _row(run: str, member: Mapping[str, Any], view: View) -> dict[str, Any]:
-    href = layer_url(run, member["name"], member["layer"], view)
+def _unended(incident: Mapping[str, Any]) -> str:
+    """Return the words for a layer without an end: after the end of the run no layer fires."""
+    return "firing" if incident["state"] == "open" else "not recovered"
+
+
+def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> dict[str, Any]:
+    href = layer_url(incident["run"], member["name"], member["layer"], view)
     is_firing = member["until_step"] is None
-    until = "firing" if is_firing else numbers.integer(member["until_step"])
+    until = _unended(incident) if is_firing else numbers.integer(member["until_step"])
     values = [numbers.scientific(member[key]) for key in ("baseline", "value", "siblings")]
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])

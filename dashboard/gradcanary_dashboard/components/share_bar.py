@@ -41,7 +41,7 @@ def of_comparison(contents: Mapping[str, Any]) -> html.Div:
 def of_incident(number: str) -> html.Div:
     """Return the row of an incident's page."""
     words = "The address of what you see: the incident, which layers and in which order"
-    table = csv_link("incident-csv", f"/_csv/incident?number={number}", "Every layer of the incident")
+    table = csv_link("incident-csv", f"/_download/incident?number={number}", "Every layer of the incident")
     return row(copy_link(words), table)
 
 
@@ -75,23 +75,23 @@ def csv_link(slot: str, href: str | None, words: str, className: str = "do") -> 
 
 def csv_url(run: str, view: View, what: str = "", **more: str) -> str:
     """Return where numbers of a view are: the samples of its heatmap, or ``layer``, ``layers``."""
-    path = f"/_csv/{what}" if what else "/_csv"
+    path = f"/_download/{what}" if what else "/_download"
     return f"{path}?{urlencode({'run': run, **more, 'search': search(view)})}"
 
 
 def compared_url(wanted: CompareView, what: str) -> str:
     """Return where numbers of a comparison are: ``compare``, or its ``differences``."""
-    return f"/_csv/{what}?{urlencode({'search': compare_url(wanted).partition('?')[2]})}"
+    return f"/_download/{what}?{urlencode({'search': compare_url(wanted).partition('?')[2]})}"
 
 
 def runs_url(listed: str) -> str:
     """Return where the runs of a list are, by its address."""
-    return f"/_csv/runs?{urlencode({'search': listed.partition('?')[2]})}"
+    return f"/_download/runs?{urlencode({'search': listed.partition('?')[2]})}"
 
 
 def incidents_url(listed: str) -> str:
     """Return where the incidents of a list are, by its address."""
-    return f"/_csv/incidents?{urlencode({'search': listed.partition('?')[2]})}"
+    return f"/_download/incidents?{urlencode({'search': listed.partition('?')[2]})}"
 
 
 def run_settings_link(run: str) -> dcc.Link:

@@ -1,1 +1,1 @@
-"""Files of numbers: what each holds, and how a table becomes CSV."""
+"""CSV files of numbers: their contents and their writer."""

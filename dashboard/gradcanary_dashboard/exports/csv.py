@@ -1,4 +1,4 @@
-"""Tables as CSV, piece by piece, and the names of their files; no I/O."""
+"""Tables as CSV in pieces, and the names of the files. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from gradcanary_dashboard.address.run import View
 
 FORMULA = ("=", "+", "-", "@")
-"""How a cell begins that a spreadsheet runs; names come from strangers."""
+"""First characters of a formula in a spreadsheet; names of runs and layers are untrusted."""
 
 ROWS = 500
-"""Of a piece."""
+"""Rows of a piece."""
 
 Pieces = Iterator[bytes]
 Table = Iterator[Sequence[object]]
 
 
-def written(table: Table) -> Pieces:
-    """Yield a table as CSV; no cell of it is a formula, but numbers may have their sign."""
+def to_csv(table: Table) -> Pieces:
+    """Yield a table as CSV; no cell is a formula, and numbers keep their sign."""
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
     for place, row in enumerate(table, start=1):
@@ -47,7 +47,7 @@ def _is_number(cell: str) -> bool:
 
 
 def file_name(*parts: str | View) -> str:
-    """Return the name of a file: the run, what is in it, and of which steps where some are out of sight."""
+    """Return the name of a file: the run, the contents, and the steps if not all are visible."""
     words = [_bounds(part) if isinstance(part, View) else part for part in parts]
     return re.sub(r"[^\w.-]+", "_", "-".join(filter(None, words)), flags=re.ASCII) + ".csv"
 

@@ -1,4 +1,4 @@
-"""Incidents as CSV: those that a filter leaves in the list, and the layers of one."""
+"""Incidents of a filter, and the layers of one incident, as CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gradcanary_dashboard.address.incidents import Filter
 from gradcanary_dashboard.collector.client import Collector
-from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, written
+from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 
 OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
@@ -16,16 +16,16 @@ SAID = ("opened", "resolved", "summary", "url")
 
 
 def of_members(collector: Collector, number: int) -> tuple[str, Pieces]:
-    """Return the layers that are or were in an incident, in the order of the model."""
+    """Return the present and former layers of an incident in model order."""
     incident = collector.incident(number).body
-    return file_name(incident["run"], "incident", str(number)), written(_members(incident))
+    return file_name(incident["run"], "incident", str(number)), to_csv(_members(incident))
 
 
 def of_incidents(collector: Collector, chosen: Filter) -> tuple[str, Pieces]:
-    """Return the incidents of a filter, newest first, all of them and not those of a page."""
+    """Return all incidents of a filter, newest first."""
     words = [each for each in (chosen.state, chosen.severity, chosen.rule, chosen.run) if each]
-    first = _page(collector, chosen, None)  # who may not ask is told so, and not in the middle of a file
-    return file_name("incidents", *words), written(_incidents(_all(collector, chosen, first)))
+    first = _page(collector, chosen, None)  # a refusal is raised before the file begins
+    return file_name("incidents", *words), to_csv(_incidents(_all(collector, chosen, first)))
 
 
 def _members(incident: Mapping[str, Any]) -> Table:

@@ -9,17 +9,17 @@ from typing import Any
 from gradcanary_dashboard.address.runs import Listing
 from gradcanary_dashboard.analysis.verdict import firing, verdict
 from gradcanary_dashboard.collector.client import Collector
-from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, written
+from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 
 OF_RUN = ("run", "state", "step", "last_step_at", "last_seen")
 COUNTED = ("layers", "below_threshold")
 
 
 def of_runs(collector: Collector, chosen: Listing) -> tuple[str, Pieces]:
-    """Return the runs of a list in its order, all of them and not those of a page."""
+    """Return all runs of a list in its order."""
     words = [each for each in (chosen.text, chosen.state, "archive" if chosen.is_archived else None) if each]
-    first = _page(collector, replace(chosen, after=None))  # who may not ask is told so, and not in the middle of a file
-    return file_name("runs", *words), written(_runs(_all(collector, chosen, first)))
+    first = _page(collector, replace(chosen, after=None))  # a refusal is raised before the file begins
+    return file_name("runs", *words), to_csv(_runs(_all(collector, chosen, first)))
 
 
 def _runs(found: Iterable[Mapping[str, Any]]) -> Table:

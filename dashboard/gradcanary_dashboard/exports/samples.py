@@ -1,4 +1,4 @@
-"""What a file of numbers holds: samples, points of metrics, layers, and what a comparison is drawn from."""
+"""The CSV files of a run and of a comparison: samples, points of metrics, layers, curves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import NotFoundError
-from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, written
+from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 from gradcanary_dashboard.figures import metrics as metric_figures
 
 OF_LAYER = ("name", "block", "param_dtype", "micro_steps", "step", "state")
@@ -37,7 +37,7 @@ def of_heatmap(collector: Collector, stack: ExitStack, run: str, view: View) -> 
 
 
 def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: View) -> tuple[str, Pieces]:
-    """Return every point of the lines that a figure of metrics draws."""
+    """Return all points of the lines of a metric's figure."""
     panel = next((each for each in metric_figures.of(collector.run(run).body["metrics"]) if each.key == key), None)
     if panel is None:
         raise NotFoundError(f"The run {run} has no metric {key}.")
@@ -55,40 +55,40 @@ def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: V
 def of_layer(
     collector: Collector, stack: ExitStack, run: str, wanted: str, stat: str | None, view: View
 ) -> tuple[str, Pieces]:
-    """Return every sample of a layer, by name or number: of one stat, or of all that were ever measured of it."""
+    """Return all samples of a layer, by name or number: of one stat, or of all stats with a value."""
     found = layers.find(collector.run(run, "layers").body["layers"], wanted)
     if found is None:
         raise NotFoundError(f"The run {run} has no layer {wanted}.")
-    stats = [stat] if stat in STATS else layer_data.measured(collector, run, found["layer"])
+    stats = [stat] if stat in STATS else layer_data.measured_stats(collector, run, found["layer"])
     asked = {"stat": stats, "layer": str(found["layer"]), **run_data.bounds(view)}
     what = [found["name"], *([stat] if stat in STATS else [])]
     return file_name(run, *what, view), stack.enter_context(collector.download(run, "export.csv", **asked))
 
 
 def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
-    """Return the table of the layers whose rows the heatmap shows, worst first, all of them and with every digit."""
+    """Return the layers of the heatmap's rows, worst first, with all digits of their last values."""
     known = collector.run(run, "layers").body["layers"]
     if view.rows:
         drawn, refusal = run_data.picture(collector, run, view)
         known = run_data.matching(known, drawn, is_refused=refusal is not None)
-    return file_name(run, "layers"), written(_layers(layers.worst_first(known)))
+    return file_name(run, "layers"), to_csv(_layers(layers.worst_first(known)))
 
 
 def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tuple[str, Pieces]:
-    """Return what the figures of a comparison are drawn from: a row per step, a column per run and curve."""
+    """Return the curves of a comparison: a row per step, a column per run and curve."""
     data = _compared(collector, wanted)
     read = [_read(collector, stack, run, data.layer, wanted) for run in data.runs]
     heads = ["step" if wanted.align == "step" else "steps since the first of each run"]
     heads += [f"{run.name} {what}" for run, (whats, _) in zip(data.runs, read, strict=True) for what in whats]
     name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, wanted.view)
-    return name, written(_joined(heads, [(len(whats), rows) for whats, rows in read]))
+    return name, to_csv(_joined(heads, [(len(whats), rows) for whats, rows in read]))
 
 
 def of_differences(collector: Collector, wanted: CompareView) -> tuple[str, Pieces]:
-    """Return the layers of a comparison, the one that differs most first, all of them."""
+    """Return all layers of a comparison, the largest difference first."""
     data = _compared(collector, wanted)
     name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, "differences", wanted.view)
-    return name, written(_differences(data, wanted.view.stat))
+    return name, to_csv(_differences(data, wanted.view.stat))
 
 
 def _compared(collector: Collector, wanted: CompareView) -> CompareData:
@@ -121,20 +121,20 @@ def _differences(data: CompareData, stat: str) -> Table:
     levels, dtypes = [f"{run.name} {stat}" for run in begun], [f"{run.name} accumulator" for run in begun]
     yield ["layer", gap, "of", "first_step", "last_step", *levels, *dtypes]
     for row in data.found.rows:
-        # A level is of milli-decades: more digits would say nothing.
+        # A level is in milli-decades: more digits have no meaning.
         told = ["" if math.isnan(value) else f"{value:.4g}" for value in row.values]
         whose = [dtype(known.get(row.name)) for known in sums]
         yield [row.name, f"{row.gap:.3f}", begun[row.of].name, row.first, row.last, *told, *whose]
 
 
 Row = tuple[int, int, list[str]]
-"""A step of the axis, the place of its first cell, its cells."""
+"""A step of the axis, the column of its first cell, and its cells."""
 
 
 def _read(
     collector: Collector, stack: ExitStack, run: Compared, layer: str | None, wanted: CompareView
 ) -> tuple[list[str], Iterator[Row]]:
-    """Return what the columns of a run are, and its rows in the order of steps."""
+    """Return the titles of a run's columns, and its rows in the order of steps."""
     view, number = wanted.view, next((each["layer"] for each in run.layers if each["name"] == layer), None)
     bounds = {key: None if step is None else step + run.origin for key, step in run_data.bounds(view).items()}
     asked: list[tuple[str, dict[str, Any]]] = [("metrics.csv", {"name": COSTS, "tags": "{}", **bounds})]
@@ -144,7 +144,7 @@ def _read(
     tables: list[Iterator[Row]] = []
     for part, query in asked:
         rows = csv.reader(_lines(stack.enter_context(collector.download(run.name, part, **query))))
-        heads = next(rows, [])[2:]  # what is broken off may have no line
+        heads = next(rows, [])[2:]  # an interrupted answer may have no line
         tables.append(_placed(rows, len(whats), run.origin))
         whats += [f"{view.stat} {layer}"] if part == "export.csv" else heads
     return whats, heapq.merge(*tables, key=lambda row: row[0])
@@ -156,7 +156,7 @@ def _placed(rows: Iterable[list[str]], place: int, origin: int) -> Iterator[Row]
 
 
 def _joined(heads: Sequence[str], runs: Sequence[tuple[int, Iterator[Row]]]) -> Table:
-    """Yield a row for each step that any of the runs has."""
+    """Yield a row for each step of any run."""
     yield heads
     first, tables = 1, []
     for width, rows in runs:

@@ -1,4 +1,4 @@
-"""What all figures share: one step axis, equal margins, no modebar."""
+"""The shared layout of all figures: one step axis, equal margins, no modebar. Pure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Figure: TypeAlias = dict[str, Any]
 MARGIN = {"l": 92, "r": 16, "t": 20, "b": 42}
 TICK_PX = 24
 LINE = 34
-"""Characters of a sentence in a plot that fit on a phone."""
+"""Characters per line of a sentence in a plot that fit on a phone."""
 
 AXIS_LETTERS = 32
-"""Letters of all labels of an axis of steps that fit side by side on a phone."""
+"""Characters of all labels of a step axis that fit side by side on a phone."""
 
 MOST_TICKS = 7
 
 ROUND, DIGITS = 2_000, 1_000
-"""So many steps in sight are labelled by thousands, unless thousands are too coarse to tell their ends apart."""
+"""From this many visible steps labels are in thousands, unless both ends would have the same label."""
 
 CLEAR = "rgba(0,0,0,0)"
 
 
 @dataclass(frozen=True)
 class Span:
-    """The steps that all figures of a page show, and what stays put while the span's identity does."""
+    """The visible steps of all figures of a page; zoom and scroll stay while its identity stays."""
 
     first: float
     last: float
@@ -45,7 +45,7 @@ class Span:
 
     @classmethod
     def of(cls, run: str, view: View, steps: Floats, bucket_steps: int) -> Span:
-        """Return the view's steps where it names them, else all there are."""
+        """Return the steps of the view; all steps where the view has none."""
         first = steps[0] if len(steps) else 0.0
         last = steps[-1] + bucket_steps - 1 if len(steps) else 1.0
         first = first if view.from_step is None else view.from_step
@@ -53,11 +53,11 @@ class Span:
         return cls(float(first), float(max(last, first)), f"{run}|{view.from_step}|{view.to_step}")
 
     def timed(self, clock: Clock | None) -> Span:
-        """Return the span with an axis of time; of steps where there is no clock."""
+        """Return the span with a time axis; with a step axis if there is no clock."""
         return self if clock is None else replace(self, clock=clock, identity=f"{self.identity}|time")
 
     def at(self, step: float) -> float:
-        """Return where a step is on the axis: itself, or its time."""
+        """Return the position of a step on the axis: itself, or its time."""
         return step if self.clock is None else float(self.clock.at(step))
 
     def placed(self, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,11 +68,11 @@ class Span:
 
     @property
     def width(self) -> float:
-        """How many steps are in sight."""
+        """The number of visible steps."""
         return self.last - self.first + 1
 
     def axis(self) -> dict[str, Any]:
-        """Return the x axis; only whole steps are labelled, as many as a phone has room for."""
+        """Return the x axis; labels are whole steps, few enough for a phone."""
         return {
             "range": [self.at(self.first - 0.5), self.at(self.last + 0.5)],
             **(self._step_ticks() if self.clock is None else {"type": "date", "nticks": 4}),
@@ -101,7 +101,7 @@ def _steps_of(x: Mapping[str, Any] | Sequence[float]) -> Floats:
 
 
 def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure's layout; zoom is by dragging along the steps only. As many values are labelled as have room."""
+    """Return a figure's layout; dragging zooms along the steps only. Values have labels as far as there is room."""
     return {
         "height": height,
         "margin": dict(MARGIN),
@@ -132,7 +132,7 @@ def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def anchored(step: float, span: Span, room: float) -> str:
-    """Return how a label at a step is aligned that takes so much of the axis: at its ends it stays inside."""
+    """Return the alignment of a label of this share of the axis at a step: near the ends it stays inside."""
     if step > span.last - room / 2 * span.width:
         return "right"
     return "left" if step < span.first + room / 2 * span.width else "center"
@@ -143,18 +143,18 @@ def _ticks(height: int) -> dict[str, int]:
 
 
 def nothing(span: Span, height: int, text: str) -> Figure:
-    """Return an empty figure that says why it is empty."""
+    """Return an empty figure with the reason in it."""
     note = {"text": wrapped(text), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
     return {"data": [], "layout": {**layout(span, height, {"visible": False}), "annotations": [note]}}
 
 
 def plain(text: str) -> str:
-    """Return a text that Plotly shows as it is: its labels are a small HTML."""
+    """Return a text escaped for Plotly, whose labels are a kind of HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def wrapped(text: str) -> str:
-    """Return a sentence in lines that fit on a phone, for Plotly."""
+    """Return a sentence for Plotly in lines that fit on a phone."""
     return "<br>".join(map(plain, textwrap.wrap(text, LINE)))
 
 

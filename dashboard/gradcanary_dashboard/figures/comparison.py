@@ -1,4 +1,4 @@
-"""The figures of a comparison, from the answers about its runs; no I/O."""
+"""The figures of a comparison, from the answers about its runs. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURES = {
     "compare-memory": "Peak memory of each run over the steps",
 }
 Series: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""An answer of the collector, and one of the series or metrics in it."""
+"""An answer of the collector, and one of its series or metrics."""
 
 TITLES = {"compare-loss": "Loss", "compare-time": "Step time", "compare-memory": "Peak memory"}
 
@@ -47,7 +47,7 @@ def _measured(data: CompareData) -> list[Strand]:
 
 
 def _logged(data: CompareData, name: str) -> list[Strand]:
-    """Return a metric of each run that has it without tags: what is tagged is never averaged."""
+    """Return a metric of each run that has it without tags: series with tags are never averaged."""
     found: dict[str, Series] = {}
     for run in data.runs:
         for metric in run.metrics["metrics"]:
@@ -66,7 +66,7 @@ def _strands(data: CompareData, found: Mapping[str, Series]) -> list[Strand]:
 
 
 def _marks(data: CompareData, span: axes.Span) -> list[Mark]:
-    """Return where incidents of the runs opened."""
+    """Return the steps at which incidents of the runs opened."""
     found: list[Mark] = []
     for place, run in enumerate(data.runs):
         for mark in (run.series or {}).get("marks", ()):
@@ -79,7 +79,7 @@ def _marks(data: CompareData, span: axes.Span) -> list[Mark]:
 
 
 def steps(data: CompareData) -> Steps | None:
-    """Return the first and the last step of all runs; None before there is one."""
+    """Return the first and the last step of all runs, None before the first."""
     known = [run.steps for run in data.runs if run.steps is not None]
     return (min(first for first, _ in known), max(last for _, last in known)) if known else None
 
@@ -102,7 +102,7 @@ def bucket(data: CompareData) -> int:
 
 
 def is_of_samples(data: CompareData) -> bool:
-    """Whether each point of the chosen layer is one sample, as far apart in every run."""
+    """Return True if each point of the chosen layer is one sample, at the same interval in all runs."""
     drawn = [(run.series, Events.of(run.run, ())) for run in data.runs if run.series]
     is_even = len({int(series["bucket_steps"]) for series, _ in drawn}) == 1
     return is_even and all(curve.is_of_samples(*each) for each in drawn)

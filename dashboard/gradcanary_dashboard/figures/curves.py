@@ -1,4 +1,4 @@
-"""Curves over the step axis as Plotly figures: a stat of one layer, and what lines are made of; no I/O."""
+"""Curves over the step axis as Plotly figures: the trend of a layer, and lines for all figures. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gradcanary_dashboard.figures import events as event_marks
 from gradcanary_dashboard.text import numbers
 
 SPREAD = 10.0
-"""Values that reach further apart, largest by smallest, are drawn on a log axis where nobody chose: of a loss that fell
-through decades the end can be read, and a first step may take minutes."""
+"""Beyond this ratio of the largest to the smallest value the default axis is logarithmic: the end of a loss that fell
+by decades stays readable, and a first step may take minutes."""
 
 LOG, LOG_ABOVE_0, NOTHING_ABOVE_0 = (
     "log axis",
@@ -36,13 +36,13 @@ HOLE_FILL = palette.NO_DATA + "50"
 FEW_DECADES = 1.6
 
 DOTTED = 40
-"""Up to so many samples each is a dot: at full zoom one sees which steps were sampled."""
+"""Up to this many samples each has a dot: a full zoom shows which steps were sampled."""
 
 
 def is_log(found: Sequence[Curve], wanted: str = "auto") -> bool:
-    """Return whether curves are drawn on a log axis: as ``wanted`` (``log``, ``linear``), else where they span decades.
+    """Return True for a log axis: as ``wanted`` (``log``, ``linear``), else if the values span more than a decade.
 
-    Never where nothing is above 0.
+    Never if no value is above 0.
     """
     known = _known(found)
     if wanted == "linear" or not (known > 0).any():
@@ -51,7 +51,7 @@ def is_log(found: Sequence[Curve], wanted: str = "auto") -> bool:
 
 
 def words(found: Sequence[Curve], wanted: str) -> str:
-    """Return what a reader has to know of the axis of values; nothing of a linear one that was not to be another."""
+    """Return the note about the axis of values; empty for a linear axis unless a log axis was wanted."""
     if not is_log(found, wanted):
         return NOTHING_ABOVE_0 if wanted == "log" and len(_known(found)) else ""
     return LOG if _known(found).min() > 0 else LOG_ABOVE_0
@@ -65,7 +65,7 @@ def _known(found: Sequence[Curve]) -> Floats:
 
 @dataclass(frozen=True)
 class Level:
-    """A value worth a line across the plot: the threshold, a baseline."""
+    """A value with a line across the plot: a threshold or a baseline."""
 
     name: str
     value: float
@@ -78,7 +78,7 @@ class Level:
         return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": self.value, "y1": self.value, "line": line}
 
     def label(self) -> dict[str, Any]:
-        """Return its name, above the line or below, so that two of them never meet."""
+        """Return the label, above the line or below, so that two labels never overlap."""
         place = {"xref": "paper", "x": 1, "xanchor": "right"}
         height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
         return {"text": f"{self.name} {numbers.scientific(self.value)}", **place, **height, "showarrow": False}
@@ -94,7 +94,7 @@ def trend(
     baseline: float | None = None,
     height: int = TREND_HEIGHT,
 ) -> axes.Figure:
-    """Return a stat of one layer: the mean in its envelope, threshold and baseline where the stat has them."""
+    """Return a stat of one layer: the mean in its envelope, and the stat's threshold and baseline."""
     curve = Curve.read(answer, answer["series"][0], events)
     if curve.is_empty:
         return axes.nothing(span, height, f"{stat.title}: no value of this layer in these steps.")
@@ -119,7 +119,7 @@ def _levels(answer: Mapping[str, Any], baseline: float | None) -> list[Level]:
 def _plot(
     curve: Curve, span: axes.Span, height: int, stat: Stat, levels: Sequence[Level]
 ) -> tuple[dict[str, Any], float, Curve]:
-    """Return the layout, a height near its top, and the curve as it is drawn there."""
+    """Return the layout, a height near its top, and the curve as drawn there."""
     if not stat.is_log:
         return axes.layout(span, height, {"rangemode": "tozero"}), top_of(curve), curve
     drawn, top, floor = log_plot([curve], span, height, [level.value for level in levels])
@@ -132,7 +132,7 @@ def _plot(
 def log_plot(
     found: Sequence[Curve], span: axes.Span, height: int, levels: Sequence[float] = ()
 ) -> tuple[dict[str, Any], float, float]:
-    """Return the layout of curves on a log axis, a height near its top, and the floor, for what has no logarithm."""
+    """Return the layout of a log axis, a height near its top, and the floor for values without a logarithm."""
     floor, top = _log_range(found, levels)
     yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _ticks(floor, top)}
     drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
@@ -157,7 +157,7 @@ def top_of(curve: Curve) -> float:
 
 
 def _log_range(found: Sequence[Curve], levels: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the axis: room on both sides, for the names of levels too, every level in sight."""
+    """Return the ends of the axis: all levels visible, with room on both sides for their labels."""
     known = np.concatenate([*(curve.low for curve in found), *(curve.high for curve in found), levels])
     positive = known[np.isfinite(known) & (known > 0)]
     low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-2, 1.0)
@@ -166,18 +166,18 @@ def _log_range(found: Sequence[Curve], levels: Sequence[float]) -> tuple[float, 
 
 
 def _is_cut(found: Sequence[Curve]) -> bool:
-    """Whether some of it is on the floor: it has no logarithm."""
+    """Return True if some values have no logarithm and are drawn on the floor."""
     return any(bool((curve.low <= 0).any()) for curve in found)
 
 
 def _ticks(floor: float, top: float) -> int | str:
-    """Return how far labels are apart, in decades; where there are fewer than two of these, also at 2 and 5 of each."""
+    """Return the distance of labels in decades; with fewer than two labels, also at 2 and 5 of each decade."""
     decades = math.log10(top / floor)
     return "D2" if decades < FEW_DECADES else max(1, math.ceil(decades / 6))
 
 
 def above(curve: Curve, floor: float) -> Curve:
-    """Return the curve with what has no logarithm, exact zeros, drawn on the floor of the log axis."""
+    """Return the curve with values without a logarithm, such as exact zeros, on the floor of the log axis."""
     low, mean, high = (np.maximum(values, floor) for values in (curve.low, curve.mean, curve.high))
     return replace(curve, low=low, mean=mean, high=high)
 
@@ -210,7 +210,7 @@ def envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
 def line(shown: Curve, exact: Curve, colour: str, told: Callable[[float], str] = numbers.scientific) -> dict[str, Any]:
     """Return the line of means, broken between pieces; a lone bucket is a dot, and so is each of a few.
 
-    ``told`` words a value of several samples; a single one is told with every digit.
+    ``told`` formats a value of several samples; a single sample has all its digits.
     """
     pieces = shown.pieces()
     nothing = np.full(1, np.nan)
@@ -232,27 +232,27 @@ def line(shown: Curve, exact: Curve, colour: str, told: Callable[[float], str] =
 
 
 def smooth(average: Curve, colour: str, dash: str) -> dict[str, Any]:
-    """Return the line of a moving average; the pointer reads what was measured, behind it."""
+    """Return the line of a moving average; the pointer reads the measured values behind it."""
     drawn = line(average, average, colour)
     told = {key: drawn[key] for key in ("type", "x", "y", "connectgaps")}
     return {**told, "mode": "lines", "line": {**drawn["line"], "dash": dash}, "hoverinfo": "skip"}
 
 
 def _hover(curve: Curve, piece: slice, told: Callable[[float], str]) -> list[list[str]]:
-    """Return the words of buckets: a single sample with every digit, else the mean and the extremes."""
+    """Return the hover texts of buckets: a single sample with all digits, else mean and extremes."""
     columns = (curve.low, curve.mean, curve.high, curve.count)
     texts = []
     for low, mean, high, count in zip(*(column[piece].tolist() for column in columns), strict=True):
         around = f" ({told(low)} to {told(high)})" if low < high else ""
         is_exact = count == 1 and told is numbers.scientific
         texts.append(numbers.exact(mean) if is_exact else told(mean) + around)
-    is_single = (curve.count[piece] <= 1).all()  # an interval that has changed meanwhile leaves several in a bucket
+    is_single = (curve.count[piece] <= 1).all()  # after a change of the interval a bucket may have several
     steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 
 def crosses(curve: Curve, height: float) -> list[dict[str, Any]]:
-    """Return crosses where a value was not finite."""
+    """Return crosses at non-finite values."""
     hit = curve.nonfinite > 0
     if not hit.any():
         return []

@@ -1,4 +1,4 @@
-"""What happened, drawn upon a step axis: incidents, launches, and the steps that nobody has; no I/O."""
+"""Events on a step axis: incidents, launches and missing steps. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gradcanary_dashboard.figures import axes, palette
 from gradcanary_dashboard.text import numbers as number_text
 
 LETTER = 0.025
-"""Part of the axis that a letter takes on a phone: labels that would be written upon each other are left out."""
+"""Share of the axis that a character takes on a phone: labels that would overlap are left out."""
 
 LAUNCH_LINE_PX = 13
 HOVER_POINTS = 60
-"""Places along the whole axis where a hole can be pointed at."""
+"""Points along the whole axis at which the pointer can find a hole."""
 
 
 def draw(layout: dict[str, Any], events: Events, span: axes.Span, ink: str, hole_fill: str) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def draw(layout: dict[str, Any], events: Events, span: axes.Span, ink: str, hole
 
 
 def pointers(events: Iterable[Mapping[str, Any]], span: axes.Span, height: float) -> list[dict[str, Any]]:
-    """Return what makes events answer a pointer: unseen points, along a hole as many as it is wide."""
+    """Return invisible points for the pointer, along a hole as many as its width needs."""
     points = [(place, event["text"]) for event in events for place in _places(event, span)]
     if not points:
         return []
@@ -80,7 +80,7 @@ def _words(mark: Mapping[str, Any]) -> str:
 
 
 def _bands(holes: Sequence[Hole], span: axes.Span, fill: str) -> list[dict[str, Any]]:
-    """Return all holes as one shape; its outline keeps one that is thinner than a pixel in sight."""
+    """Return all holes as one shape; the outline keeps a hole of less than a pixel visible."""
     if not holes:
         return []
     ends = [(max(hole.first, span.first) - 0.5, min(hole.last, span.last) + 0.5) for hole in holes]
@@ -91,7 +91,7 @@ def _bands(holes: Sequence[Hole], span: axes.Span, fill: str) -> list[dict[str, 
 
 
 def _written(span: axes.Span, step: float) -> float | str:
-    """Return a place as a path has it: on an axis of dates Plotly reads texts there."""
+    """Return a position for a path: on a date axis Plotly reads texts there."""
     if span.clock is None:
         return step
     when = datetime.fromtimestamp(span.at(step) / 1e3, timezone.utc)
@@ -104,7 +104,7 @@ def _line(step: float, colour: str, dash: str) -> dict[str, Any]:
 
 
 def labels(named: Sequence[tuple[float, str]], span: axes.Span, up: int = 0) -> list[dict[str, Any]]:
-    """Return texts above their steps, from the first on those that have room; ``up`` pixels above the plot."""
+    """Return texts above their steps, ``up`` pixels above the plot; from the first on, those that have room."""
     written: list[dict[str, Any]] = []
     free = -math.inf
     for step, text in sorted(named):

@@ -1,4 +1,4 @@
-"""The heatmap layer x step as a Plotly figure, from the API's answer; no I/O."""
+"""The heatmap, layer x step, as a Plotly figure. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW_PX = 7
 FRAMED_ROWS = 80
 MAX_COLUMNS = 4096
 LABEL_PX = 15
-"""The height of a label of a block; two that are closer to each other cannot be read."""
+"""The height of a block's label in pixels; labels closer than this would overlap."""
 
 BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
@@ -37,9 +37,9 @@ def figure(
     events: Events,
     layers: Sequence[Layer] = (),
 ) -> axes.Figure:
-    """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer.
+    """Return the heatmap; with ``layout.meta`` the page names the cell under the pointer.
 
-    A row that several layers share leads to the worst of them, as the run's table of ``layers`` has them.
+    A row of several layers links to the worst of them by the order of the table of ``layers``.
     """
     rows: Sequence[Mapping[str, Any]] = answer["rows"]
     stat = STATS[answer["stat"]]
@@ -69,7 +69,7 @@ def figure(
 
 
 def _there(steps: arrays.Floats, bucket: int, events: Events) -> run_launches.Steps:
-    """Return the first and the last step that have a column, or that a launch took."""
+    """Return the first and the last step with a column or in a launch."""
     first, last = int(steps[0]), int(steps[-1]) + bucket - 1
     known = run_launches.measured(events.launches) or (first, last)
     return min(first, known[0]), max(last, known[1])
@@ -88,9 +88,9 @@ def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | No
 
 @dataclass(frozen=True)
 class Placed:
-    """Codes [row, column] and where the columns are: their middles, or on an axis of time their edges, one more.
+    """Codes [row, column] and the positions of the columns: their middles, or on a time axis their edges, one more.
 
-    ``columns`` are the buckets of the columns; of the time in which the training stood still, -1.
+    ``columns`` are the buckets of the columns; -1 is a pause of the training.
     """
 
     x: arrays.Floats
@@ -101,7 +101,7 @@ class Placed:
 def _placed(
     steps: arrays.Floats, bucket: int, codes: npt.NDArray[np.int16], scale: palette.Scale, span: axes.Span
 ) -> Placed:
-    """Return the cells upon the axis; a pause is a column without data, or it would widen its neighbour."""
+    """Return the cells on the axis; a pause is a column without data, as it would widen its neighbour otherwise."""
     everything = range(len(steps))
     if span.clock is None:
         return Placed(steps + (bucket - 1) / 2, codes, everything)
@@ -117,7 +117,7 @@ def _placed(
 
 
 def _clocked(span: axes.Span, placed: Placed) -> dict[str, Any]:
-    """Return what leads from a place on an axis of time to its column and step; nothing for an axis of steps."""
+    """Return the data from which the browser finds column and step on a time axis; empty for a step axis."""
     if span.clock is None:
         return {}
     return {"clock": span.clock.knots(), "edges": placed.x.tolist(), "columns": list(placed.columns)}
@@ -125,7 +125,7 @@ def _clocked(span: axes.Span, placed: Placed) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lead:
-    """What a row is called, the layer that it leads to, by name or number, and the numbers of all, that one first."""
+    """A row's title, the name or number of its linked layer, and the numbers of all its layers, that one first."""
 
     name: str
     layer: str
@@ -133,7 +133,7 @@ class Lead:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], known: Mapping[int, Layer]) -> Lead:
-        """Return where a row leads: cells show the least of its layers, which is seldom the first one's."""
+        """Return the link of a row: to the worst of its layers, as its cells show the minimum of all."""
         numbers: Sequence[int] = row["layers"]
         if len(numbers) == 1:
             return cls(row["name"], row["name"], numbers)
@@ -146,7 +146,7 @@ class Lead:
 
 
 def _led(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return what names a row, and where it leads."""
+    """Return titles and links of the rows."""
     known = {layer["layer"]: layer for layer in layers}
     leads = [Lead.of(row, known) for row in rows]
     return {
@@ -157,7 +157,7 @@ def _led(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str
 
 
 def _named(steps: arrays.Floats, bucket: int, every: int) -> dict[str, Any]:
-    """Return what names a cell by its column, and how exactly its value is told."""
+    """Return the data that describe a cell by its column, and the precision of its value."""
     return {
         "first": float(steps[0]),
         "bucket": bucket,
@@ -169,7 +169,7 @@ def _named(steps: arrays.Floats, bucket: int, every: int) -> dict[str, Any]:
 
 
 def _worded(scale: palette.Scale) -> dict[str, Any]:
-    """Return the codes that are no values, the values at both ends of the scale, and those of the colours' own."""
+    """Return the special codes, the values at both ends of the scale, and those of the colours."""
     ends = [10 ** (scale.low / palette.MILLI), 10 ** (scale.high / palette.MILLI)]
     reached = [10 ** (code / palette.MILLI) for code in scale.told]
     return {"zero": scale.zero, "no_data": scale.no_data, "nonfinite": scale.nonfinite, "ends": ends, "told": reached}
@@ -195,9 +195,9 @@ def _trace(placed: Placed, bucket: int, scale: palette.Scale) -> dict[str, Any]:
 def regular(
     steps: arrays.Floats, cells: npt.NDArray[np.int16], bucket_steps: int
 ) -> tuple[arrays.Floats, npt.NDArray[np.int16]]:
-    """Return steps without holes: a bucket that the answer leaves out becomes a column without data.
+    """Return steps without holes: a missing bucket becomes a column without data.
 
-    Plotly stretches a cell up to its neighbour, which would draw a gap as if it had been measured.
+    Plotly stretches a cell to its neighbour, and would draw a gap as measured.
     """
     if len(steps) < 2:
         return steps, cells
@@ -228,7 +228,7 @@ def coded(cells: npt.NDArray[np.int16], stat: Stat, enter: float) -> tuple[palet
 
 
 def _rows_axis(rows: Sequence[Mapping[str, Any]], height: int) -> dict[str, Any]:
-    """Return the y axis, first row on top, labelled with the blocks in their middle."""
+    """Return the y axis: the first row on top, a label in the middle of each block."""
     blocks = [str(row["block"]) for row in rows]
     starts = [index for index, block in enumerate(blocks) if index == 0 or block != blocks[index - 1]]
     labelled = _labelled(list(zip(starts, [*starts[1:], len(rows)], strict=True)), height / max(1, len(rows)))
@@ -241,7 +241,7 @@ def _rows_axis(rows: Sequence[Mapping[str, Any]], height: int) -> dict[str, Any]
 
 
 def _labelled(blocks: Sequence[tuple[int, int]], row_px: float) -> list[tuple[int, int]]:
-    """Return the blocks whose labels do not lie on each other: the largest, of equal ones the first."""
+    """Return the blocks whose labels do not overlap: the largest first, of equal ones the first."""
     kept: list[tuple[int, int]] = []
     for block in sorted(blocks, key=lambda block: block[0] - block[1]):
         if all(abs(_middle(block) - _middle(other)) * row_px >= LABEL_PX for other in kept):
@@ -254,7 +254,7 @@ def _middle(block: tuple[int, int]) -> float:
 
 
 def _separators(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return lines between blocks as one shape, where blocks are wide enough and follow each other."""
+    """Return lines between blocks as one shape, if the blocks are large enough and each block is contiguous."""
     borders = [place for place in range(1, len(rows)) if rows[place]["block"] != rows[place - 1]["block"]]
     if not borders or len(borders) > BLOCK_BORDERS or len(rows) < 3 * len(borders):
         return []
@@ -263,7 +263,7 @@ def _separators(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _outline(row: int | None, rows: int) -> list[dict[str, Any]]:
-    """Return a frame around the chosen row, where rows are high enough to be seen through it."""
+    """Return a frame around the chosen row, if rows are high enough to stay visible in it."""
     if row is None or rows > FRAMED_ROWS:
         return []
     sides = {"x0": 0, "x1": 1, "xref": "paper", "y0": row - 0.5, "y1": row + 0.5, "yref": "y"}

@@ -1,4 +1,4 @@
-"""The learning rates of the parameter groups as one figure, and whose line is whose; no I/O."""
+"""The learning rates of all parameter groups in one figure, with its legend. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gradcanary_dashboard.figures import events as event_marks
 
 HEIGHT = 140
 MOST_GROUPS = 16
-"""Groups that are asked for: one per layer is a way to step inside backward."""
+"""Most requested groups: an optimizer that steps inside backward may have one per layer."""
 
 COLOURS = (palette.BLUE, palette.GREEN, palette.MAGENTA, palette.GREY, palette.TEAL)
-"""Of the lines, which are at most so many: red and orange are what fires and thresholds."""
+"""Colours of the lines, and so their largest number; red and orange mean firing and thresholds."""
 
 _GROUP = re.compile(r"lr(\d{1,6})")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A curve, and the numbers of the parameter groups that have it."""
+    """A curve, and the numbers of its parameter groups."""
 
     curve: Curve
     groups: Sequence[int]
@@ -32,33 +32,33 @@ class Rate:
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """The parameter groups in words."""
         return f"group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
 
     @property
     def ident(self) -> str:
-        """What the line is called on the page."""
+        """The id of the line on the page."""
         return f"lr{self.groups[0]}"
 
 
 def groups(metrics: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the parameter groups whose learning rates are among the metrics of a run."""
+    """Return the parameter groups with a learning rate among the metrics of a run."""
     named = (_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
     return sorted({int(match[1]) for match in named if match})
 
 
 def is_rate(name: str) -> bool:
-    """Tell whether a metric is the learning rate of a parameter group."""
+    """Return True if a metric is the learning rate of a parameter group."""
     return _GROUP.fullmatch(name) is not None
 
 
 def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics of a run that are learning rates, by group, as many as are drawn."""
+    """Return the names of the drawn learning rates, by group."""
     return [f"lr{group}" for group in groups(metrics)[:MOST_GROUPS]]
 
 
 def read(answer: Mapping[str, Any], events: Events) -> list[Rate]:
-    """Return the learning rates of an answer; groups whose rates are the same share one."""
+    """Return the learning rates of an answer; groups with equal rates share a line."""
     found: dict[bytes, Rate] = {}
     by_name = {metric["name"]: metric for metric in answer["metrics"] if not metric["tags"]}
     for name in names(answer["metrics"]):
@@ -74,7 +74,7 @@ def read(answer: Mapping[str, Any], events: Events) -> list[Rate]:
 
 
 def figure(rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bool = True) -> axes.Figure:
-    """Return them, on a log axis unless a reader wants another: a schedule goes through decades."""
+    """Return the figure, on a log axis by default: a schedule spans decades."""
     if not rates:
         return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
     drawn, top, shown = curves.plotted([rate.curve for rate in rates], span, HEIGHT, {}, is_log=is_log)
@@ -84,7 +84,7 @@ def figure(rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bo
 
 
 def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[dict[str, Any]]:
-    """Return whose line has which colour, and of how many of the ``known`` groups there is none."""
+    """Return the legend: the groups of each colour, and the number of ``known`` groups without a line."""
     drawn = sum(len(rate.groups) for rate in rates)
     if len(rates) == 1 and drawn == len(known):
         return [{"text": f"all {drawn} parameter groups"}] if drawn > 1 else []

@@ -1,4 +1,4 @@
-"""The metrics of a run as figures over its steps: one per name, a line for each set of tags, never averaged; no I/O."""
+"""The metrics of a run as figures: one per name, a line for each set of tags, never averaged. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gradcanary_dashboard.text.units import Unit
 
 USUAL_LINES = 12
 MOST_LINES = 24
-"""Lines of a figure: where nobody chose, and at all. Colours times dashes tell so many apart."""
+"""Lines of a figure: by default, and at most. Colours times dashes distinguish that many."""
 
 LISTED = 400
-"""Entries of a legend; where there are more, the expression of the reader has to name fewer."""
+"""Most entries of a legend; with more, the reader narrows the expression."""
 
 MOST_PANELS = 100
 FAINT = 0.35
-"""Of what was measured, behind its moving average."""
+"""Opacity of the measured line behind its moving average."""
 
 ENVELOPES = 3
-"""Up to so many lines each has its minimum and maximum drawn around it."""
+"""Up to this many lines each has its envelope."""
 
 COLOURS = (palette.BLUE, palette.GREEN, palette.VIOLET, palette.TEAL, palette.GREY, palette.OCHRE)
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -36,9 +36,9 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 @dataclass(frozen=True)
 class Kind:
-    """How a metric is drawn: title, what it is, the height in pixels, its axis in which unit, and how a value is told.
+    """The drawing of a metric: title, description, height in pixels, unit of the axis, and format of a value.
 
-    Of one that is ``is_dense`` each step has a value, so that a step without one is a hole.
+    One that ``is_dense`` has a value in each step: a step without one is a hole.
     """
 
     title: str
@@ -66,12 +66,12 @@ OWN = {
     "peak_memory_bytes": Kind("Peak memory", unit=units.of_bytes, told=numbers.size),
     "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, told=numbers.percent),
 }
-"""What an agent measures by itself, in the order of the page; what users log comes behind, by name."""
+"""The agent's own metrics in the order of the page; logged metrics follow by name."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A metric with one set of tags; ``ident`` is what an address calls it."""
+    """A metric with one set of tags; ``ident`` is its name in addresses."""
 
     name: str
     tags: Mapping[str, str]
@@ -84,7 +84,7 @@ class Series:
 
     @property
     def text(self) -> str:
-        """The tags as people read them."""
+        """The tags in words."""
         return ", ".join(f"{tag}={value}" for tag, value in sorted(self.tags.items())) or "no tags"
 
 
@@ -98,19 +98,19 @@ class Panel:
 
     @property
     def names(self) -> list[str]:
-        """The metrics that it draws."""
+        """The names of its metrics."""
         return list(dict.fromkeys(each.name for each in self.series))
 
     @property
     def asked(self) -> list[str]:
-        """What the collector is asked for: of many learning rates some."""
+        """The names to request: of many learning rates only the drawn ones."""
         if self.key == RATES:
             return learning_rates.names({"name": name, "tags": {}} for name in self.names)
         return self.names
 
     @property
     def words(self) -> str:
-        """What the metric is, or of how many lines."""
+        """The description of the metric, or the number of its lines."""
         if len(self.series) == 1 or self.key == RATES:
             return self.kind.words
         tags = sorted({tag for each in self.series for tag in each.tags})
@@ -118,11 +118,11 @@ class Panel:
 
     @property
     def none(self) -> str:
-        """What an address names where no line of the figure is to be drawn: no line of it has this id."""
+        """The id in an address that means no line of this figure."""
         return Series(self.key, {}, None).ident
 
     def chosen(self, view: View) -> list[Series]:
-        """Return the lines to draw: those that the address names, be it none, else the first ones."""
+        """Return the lines to draw: those in the address, which may be none, else the first ones."""
         named = [each for each in self.series if each.ident in view.lines]
         if not named and self.none in view.lines:
             return []
@@ -130,7 +130,7 @@ class Panel:
 
 
 def of(metrics: Iterable[Mapping[str, Any]]) -> list[Panel]:
-    """Return the panels of a run's metrics: only what was logged has one."""
+    """Return the panels of a run's metrics."""
     found: dict[str, list[Series]] = {}
     for metric in metrics:
         series = Series(metric["name"], metric["tags"], metric["last"])
@@ -142,10 +142,10 @@ def of(metrics: Iterable[Mapping[str, Any]]) -> list[Panel]:
 
 
 def listed(panels: Sequence[Panel], run: str, revision: int, sought: str | None = None) -> str:
-    """Return what the browser makes the cards of, as JSON; their figures it asks for when they come into sight.
+    """Return the cards of the panels as JSON; the browser requests a figure when its card becomes visible.
 
-    Of those with ``sought`` in their name, as many as a page draws. With a new ``revision`` of the run it asks for
-    those in sight once more.
+    Only panels with ``sought`` in their name, at most as many as a page draws. After a new ``revision`` of the run the
+    browser requests the visible ones again.
     """
     found = _matching(panels, sought)
     cards = [
@@ -157,7 +157,7 @@ def listed(panels: Sequence[Panel], run: str, revision: int, sought: str | None 
 
 
 def tally(panels: Sequence[Panel], sought: str | None) -> str:
-    """Return ``130 metrics, of which 100 are drawn``, or ``12 of 130 metrics`` of those that were sought."""
+    """Return ``130 metrics, of which 100 are drawn``, or ``12 of 130 metrics`` for a search."""
     found, total = len(_matching(panels, sought)), numbers.plural(len(panels), "metric")
     words = f"{numbers.integer(found)} of {total}" if sought else total
     return f"{words}, of which {MOST_PANELS} are drawn" if found > MOST_PANELS else words
@@ -169,7 +169,7 @@ def _matching(panels: Sequence[Panel], sought: str | None) -> list[Panel]:
 
 
 def _more(found: Sequence[Panel], sought: str | None) -> str:
-    """Return what is said below the cards where there are more, or where nothing was found."""
+    """Return the text below the cards if there are more panels, or none."""
     if sought and not found:
         return f"No metric has \N{LEFT DOUBLE QUOTATION MARK}{sought}\N{RIGHT DOUBLE QUOTATION MARK} in its name."
     more = len(found) - MOST_PANELS
@@ -177,7 +177,7 @@ def _more(found: Sequence[Panel], sought: str | None) -> str:
 
 
 def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: Events, view: View) -> dict[str, Any]:
-    """Return a panel's figure and its legend, from an answer that holds at least the lines to draw."""
+    """Return a panel's figure and legend, from an answer with at least the lines to draw."""
     if panel.key == RATES:
         found = learning_rates.read(answer, events)
         known = learning_rates.groups({"name": each.name, "tags": each.tags} for each in panel.series)
@@ -209,7 +209,7 @@ def _panel(name: str, series: list[Series]) -> Panel:
 
 
 def _pen(place: int, lines: int) -> dict[str, str]:
-    """Return the colour and dash of a line; a lone one is grey, as nothing has to be told apart."""
+    """Return the colour and dash of a line; a single line is grey."""
     colour = palette.GREY if lines == 1 else COLOURS[place % len(COLOURS)]
     return {"colour": colour, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
 
@@ -267,7 +267,7 @@ def _line(panel: Panel, series: Series, shown: Curve, curve: Curve, pen: Mapping
     line["line"] = {**line["line"], "dash": pen["dash"]}
     line["meta"] = series.ident
     if len(panel.series) > 1:
-        # Not within the template, which would read %{..} in it.
+        # Not within the template, where %{..} has a meaning.
         line["name"] = axes.wrapped(series.text)
         line["hovertemplate"] = f"%{{fullData.name}}<br>{line['hovertemplate']}"
     return line

@@ -1,4 +1,4 @@
-"""Several runs over one step axis as Plotly figures: a stat of a layer of each, and what they cost; no I/O."""
+"""Several runs over one step axis as Plotly figures: a stat of a layer, step time, memory, loss. Pure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gradcanary_dashboard.text import units
 from gradcanary_dashboard.text.units import Unit
 
 COLOURS = ("#1c7ed6", "#a67c00", "#009e73", "#b5669b", "#868e96", "#d55e00")
-"""Of the runs: the hues of Okabe and Ito, "Color Universal Design", as light as is 3:1 on white and on the dark paper.
-Red is what fires, and not among them."""
+"""Colours of the runs: hues of Okabe and Ito, "Color Universal Design", with a contrast of 3:1 on both themes. Red is
+left out: it means firing."""
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Of the runs: colour alone tells nobody anything."""
+"""Dashes of the runs: colour must not be the only difference."""
 
 STAT_HEIGHT = 300
 COST_HEIGHT = 170
 
 LABEL_PX = 13
 NEAR = 0.04
-"""Ends of lines closer than this part of the axis have their labels below each other."""
+"""Ends of lines closer than this share of the axis have their labels below each other."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Strand:
     def read(
         cls, place: int, letter: str, answer: Mapping[str, Any], series: Mapping[str, Any], events: Events, origin: int
     ) -> Strand | None:
-        """Return the curve of a series or metric; None where there is nothing."""
+        """Return the curve of a series or metric; None if it is empty."""
         curve = Curve.read(answer, series, events)
         if curve.is_empty:
             return None
@@ -85,7 +85,7 @@ def of_stat(
 
 
 def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str, axis: str) -> axes.Figure:
-    """Return a metric of each run; the axis begins where the values do, or a few percent would be nothing to see."""
+    """Return a metric of each run; the axis begins near the values, so that a few percent are visible."""
     if not strands:
         return _nothing(span, COST_HEIGHT, nothing, axis)
     told = [replace(strand, curve=strand.curve.scaled(unit.size)) for strand in strands]
@@ -98,12 +98,12 @@ def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str
 
 
 def seconds(strands: Sequence[Strand]) -> Unit:
-    """Return s or ms, as the steps are long."""
+    """Return s or ms, by the length of steps."""
     return units.of_seconds(_largest(strands))
 
 
 def size(strands: Sequence[Strand]) -> Unit:
-    """Return the unit of bytes, as the memory is large."""
+    """Return the unit of bytes, by the size of the memory."""
     return units.of_bytes(_largest(strands))
 
 
@@ -146,7 +146,7 @@ def _crosses(strand: Strand, top: float) -> list[dict[str, Any]]:
 def _log(
     strands: Sequence[Strand], span: axes.Span, height: int, levels: Sequence[float]
 ) -> tuple[dict[str, Any], float, float]:
-    """Return the layout, the floor on which exact zeros are, and a height near the top."""
+    """Return the layout, the floor for exact zeros, and a height near the top."""
     drawn, top, floor = curves.log_plot([strand.curve for strand in strands], span, height, levels)
     for value in levels:
         level = curves.Level("threshold", value, palette.ORANGE, is_upper=True)
@@ -169,7 +169,7 @@ def _linear(
 
 
 def _labels(strands: Sequence[Strand], span: axes.Span, drawn: Mapping[str, Any], floor: float) -> list[dict[str, Any]]:
-    """Return the letter of each run at the end of its line, so that no two lie upon each other."""
+    """Return the letter of each run at the end of its line, without overlaps."""
     ends = sorted(filter(None, (_end(strand, drawn, floor) for strand in strands)), key=lambda end: end[2])
     labels: list[dict[str, Any]] = []
     for place, (strand, step, height) in enumerate(ends):
@@ -183,7 +183,7 @@ def _labels(strands: Sequence[Strand], span: axes.Span, drawn: Mapping[str, Any]
 
 
 def _end(strand: Strand, drawn: Mapping[str, Any], floor: float) -> tuple[Strand, float, float] | None:
-    """Return where a line ends: its step, and the height as a part of the plot."""
+    """Return the end of a line: its step, and its height as a share of the plot."""
     pieces = strand.curve.pieces()
     if not pieces:
         return None
@@ -218,5 +218,5 @@ def _nothing(span: axes.Span, height: int, text: str, axis: str) -> axes.Figure:
 
 
 def _largest(strands: Sequence[Strand]) -> float:
-    """Return the largest of what is usual in each run."""
+    """Return the largest median of all runs."""
     return max((strand.curve.usual for strand in strands), default=0.0)

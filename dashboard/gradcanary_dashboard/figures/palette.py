@@ -1,7 +1,6 @@
-"""Colours that hold in both themes, and the colour scale of the heatmap.
+"""Colours for both themes, and the colour scale of the heatmap. Pure.
 
-Everything a figure paints with ink, paper or grid is transparent here and coloured by the style sheet, so that a
-change of theme redraws nothing.
+Text, background and grid are transparent here and coloured by the style sheet: a change of theme redraws nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ WHITE = "#ffffff"
 
 BELOW = ((0.0, WHITE), (0.4, "#fdd0bc"), (1.0, "#fb7a5a"), (2.0, "#d7301f"), (3.0, "#a00d14"), (4.0, "#7f0a12"))
 ABOVE = ((0.0, WHITE), (0.4, "#d3e5f3"), (1.0, "#9cc8e4"), (2.0, "#4a97cb"), (3.0, "#1f66ad"), (4.0, "#0b3c7d"))
-"""(decades from the threshold, colour): white on it, red below, blue above."""
+"""(decades from the threshold, colour): white at the threshold, red below, blue above."""
 
 MILLI = 1000
 REACH = 8
-"""Decades below the highest value in which a colour scale without a threshold rises: a few values of 1e-30 would leave
-all others one colour."""
+"""Decades of a colour scale without a threshold, below the highest value: a few values of 1e-30 would make all others
+one colour."""
 
 BAND = 300
 """Milli-decades that each colour of a special cell takes beside the range of the values."""
@@ -47,7 +46,7 @@ class Scale:
 
     @classmethod
     def around(cls, low: int, enter: int, high: int) -> Scale:
-        """Return a scale that is white on a threshold and shows every colour on both sides of it."""
+        """Return a scale that is white at a threshold, with all colours on both sides."""
         reach = round(MILLI * BELOW[-1][0])
         below = [(enter - round(MILLI * decades), colour) for decades, colour in reversed(BELOW)]
         above = [(enter + round(MILLI * decades), colour) for decades, colour in ABOVE[1:]]
@@ -64,7 +63,7 @@ class Scale:
 
     @property
     def told(self) -> tuple[int, ...]:
-        """Where the colours begin, where they are white if they are anywhere, and where they end; beyond they stay."""
+        """The values of the first colour, of white if there is one, and of the last colour."""
         white = [code for code, colour in self.ramp if colour == WHITE]
         return (self.ramp[0][0], *white, self.ramp[-1][0])
 
@@ -80,7 +79,7 @@ class Scale:
 
     @property
     def nonfinite(self) -> int:
-        """Code of a cell in which something was not finite."""
+        """Code of a cell with a non-finite value."""
         return self.high + BAND
 
     def colours(self) -> list[list[float | str]]:

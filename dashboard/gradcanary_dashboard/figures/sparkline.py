@@ -1,4 +1,4 @@
-"""A run's sparkline as an SVG image; no I/O."""
+"""A run's sparkline as an SVG image. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 WIDTH, HEIGHT = 132, 34
 MARGIN = 2.0
 DECADES = 3.0
-"""The least range of the picture, so that noise does not look like a fall."""
+"""The least range of the image in decades, so that noise does not look like a fall."""
 
 
 def sparkline(values: npt.NDArray[np.float32], colour: str) -> str | None:
-    """Return a data URI of log10 values drawn over time, None where nothing is finite."""
+    """Return a data URI of log10 values over time, None without a finite value."""
     known = np.isfinite(values)
     if not known.any():
         return None

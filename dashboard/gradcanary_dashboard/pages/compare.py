@@ -1,4 +1,4 @@
-"""The page that holds runs against each other: a frame that stays, and what is filled into it."""
+"""The comparison page: its frame and the contents of its slots."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SLOTS = {
     **dict.fromkeys(FIGURES, elements.FIGURE),
     **{f"compare-option-{stat}": "hidden" for stat in STATS},
 }
-"""Id and property of everything that a refresh fills."""
+"""Id and property of each slot that a refresh fills."""
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -113,12 +113,12 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
 
 
 def _named(data: CompareData, wanted: CompareView) -> CompareView:
-    """Return the view with the layer that is drawn, which is else the one that differs most at the time."""
+    """Return the view with the drawn layer; without it a link shows the layer that differs most then."""
     return replace(wanted, view=replace(wanted.view, layer=data.layer))
 
 
 def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
-    """Return the name of the layer that is drawn, and the way to its page in each run."""
+    """Return the name of the drawn layer, and the links to its page in each run."""
     if data.layer is None:
         return [f"No layer{numbers.yet(run.run['state'] for run in data.runs)}"]
     links: list[Any] = []

@@ -1,4 +1,4 @@
-"""What stands in the list before the first run: the lines that bring one, and the line of the demo."""
+"""The list of runs before the first run: lines to copy for a training, and for the demo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEMO = "A real LoRA training in which three layers collapse, and its healthy twi
 
 
 def page(collector_url: str, *, asks_token: bool) -> html.Div:
-    """Return the empty state with this collector's address in every line that needs it."""
+    """Return the empty state, with this collector's address in its lines."""
     token = " GRADCANARY_TOKEN=gc_ingest_..." if asks_token else ""
     added = [html.Span(f"+ {line}\n", className="added") for line in ("import gradcanary", "gradcanary.watch()")]
     loop = html.Span("  for batch in loader:  # your training loop, unchanged", className="dim")

@@ -1,4 +1,4 @@
-"""The page of one incident: everything that is known about it."""
+"""The page of one incident: its frame and the contents of its slots."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SLOTS = {
     "members": table.ROWS,
     "members-tally": "children",
 }
-"""Id and property of everything that a refresh fills."""
+"""Id and property of each slot that a refresh fills."""
 
 LEAST_STEPS = 200
-"""On each side of what is looked at."""
+"""Steps on each side of the beginning of an incident."""
 
 
 def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -55,7 +55,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 
 def unknown(number: str) -> list[Any]:
-    """Return the page of an incident that the collector does not know."""
+    """Return the page of an unknown incident."""
     text = ["The collector knows no incident ", html.Code(number), ". Its run may have been deleted."]
     return [elements.missing("No such incident", text, ("See all incidents", "/incidents"))]
 
@@ -77,9 +77,9 @@ def fill(incident: Mapping[str, Any], there: Steps | None = None) -> dict[str, A
 
 
 def steps_around(incident: Mapping[str, Any], there: Steps | None = None) -> View:
-    """Return the steps in which it began, so many that the fall is seen: what opened it took a part of them.
+    """Return the steps around the beginning of an incident, enough to see the fall that opened it.
 
-    None of them is beyond those that are ``there``.
+    They are within the steps ``there``.
     """
     since, opened = incident["since_step"], incident["opened_step"]
     margin = max(LEAST_STEPS, 5 * (opened - since))
@@ -152,7 +152,7 @@ def _entry(entry: Entry) -> html.Li:
 
 
 def _attempts(entry: Entry) -> list[Component]:
-    """Return every attempt; of many, one has to ask for them."""
+    """Return all attempts; many of them are folded."""
     lines = html.Ul([_attempt(each) for each in entry.attempts], className="attempts dim")
     if len(entry.attempts) > 1:
         last = entry.attempts[-1]

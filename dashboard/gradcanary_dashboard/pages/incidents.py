@@ -1,4 +1,4 @@
-"""The incidents of all runs: what is open first, then what was."""
+"""The list of the incidents of all runs: open ones, then resolved ones."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gradcanary_dashboard.components.static import DRAWN
 from gradcanary_dashboard.text import numbers
 
 SLOTS = {"incidents-csv": "href", "incidents-listed": DRAWN, "incidents-rules": "children"}
-"""Id and property of everything that a refresh fills."""
+"""Id and property of each slot that a refresh fills."""
 
 TITLES = {"open": "Open", "resolved": "History"}
 FIRST = {"open": ("the worst", "The worst", "Further"), "resolved": ("the newest", "Newest", "Older")}
-"""What the first page of a state has, the way to it and the way on."""
+"""The texts of the links to the first and the next page, by state."""
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
-    """Return the page: what is chosen stays, the lists are filled."""
+    """Return the page: the filter stays, a refresh fills the lists."""
     return [
         html.Div([html.H1("Incidents"), share_bar.of_incidents(contents), _bar(contents)], className="incidents-head"),
         static.slot("incidents-listed", contents.get("incidents-listed")),
@@ -46,7 +46,7 @@ def fill(chapters: Sequence[Chapter], chosen: Filter, rules: Sequence[str], url:
 
 
 def row(incident: Mapping[str, Any]) -> html.Article:
-    """Return one incident: how bad, where, what, since when, who knows."""
+    """Return one incident: severity, run, summary, times, acknowledgement and last messages."""
     number, run = int(incident["id"]), incident["run"]
     rule = incident["rule"].replace("_", " ")
     title = [
@@ -109,7 +109,7 @@ def _section(chapter: Chapter, chosen: Filter) -> list[html.Section]:
 
 
 def _paging(chapter: Chapter, chosen: Filter) -> list[html.Nav]:
-    """Return the way on and the way back to the first ones; ``state`` says which, where there are open ones, too."""
+    """Return the links to the next page and to the first; ``state`` is named if the list has both states."""
     links, (_, first, on) = [], FIRST[chapter.state]
     if chosen.before is not None:
         links.append(dcc.Link(first, href=incidents_address.url(replace(chosen, before=None)), className="do"))

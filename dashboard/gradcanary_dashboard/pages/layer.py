@@ -1,4 +1,4 @@
-"""The page of one layer: every stat that was measured of it, its incidents and its siblings."""
+"""The page of one layer: its stats, incidents and siblings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SLOTS = {
     **{f"note-{stat}": "children" for stat in STATS},
     **{f"shown-{stat}": "hidden" for stat in STATS},
 }
-"""Id and property of everything that a refresh fills."""
+"""Id and property of each slot that a refresh fills."""
 
 
 def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -112,7 +112,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
 
 
 def _crumbs(run: str, layer: str, view: View) -> html.Nav:
-    """Return the way back: to the same steps of the run, with this layer's trend."""
+    """Return the breadcrumbs; the run's link keeps the steps and draws this layer's trend."""
     back = run_url(run, replace(view.steps(), layer=layer))
     return elements.crumbs([("Runs", "/"), (run, back)], layer)
 

@@ -1,4 +1,4 @@
-"""Every page of the dashboard: its address, what it asks of the collector, and when that has changed."""
+"""The table of all pages: address, frame, contents, and the version by which a refresh finds a change."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from gradcanary_dashboard.pages.settings import silences as silences_page
 from gradcanary_dashboard.pages.settings import tokens as tokens_page
 
 Arguments = Mapping[str, str]
-"""What the path of a page names: ``{"run": .., "layer": ..}``."""
+"""The arguments in the path of a page: ``{"run": .., "layer": ..}``."""
 
 Contents = Mapping[str, Any]
-"""What is filled into a page's slots, ``shown`` and its ``title`` among it."""
+"""The contents of a page's slots, with ``shown`` and ``title``."""
 
 Shown = Mapping[str, Any]
-"""What a page was filled with: ``version``, ``chosen``, and what is its own."""
+"""The state of a page: ``version`` and ``chosen`` of its contents, and more for some pages."""
 
 
 @dataclass(frozen=True)
 class Page:
     """One kind of page.
 
-    ``path`` is its address; the groups of the expression are its arguments. ``frame`` returns what stays: the slots
-    that are filled, and ``<name>-heart`` (``components.elements.heart``). ``ask`` returns the contents, nothing where
-    ``shown`` says that the page has them; the query of the address holds what is chosen on the page.
+    ``path`` is its address; the groups of the expression are its arguments. ``frame`` returns the part that stays: the
+    slots and ``<name>-heart`` (``components.elements.heart``). ``ask`` returns the contents; empty if the page has them
+    by its ``shown``. The query of the address holds the choice on the page.
     """
 
     name: str
@@ -79,7 +79,7 @@ def versioned(
 
 
 def find(pathname: str) -> tuple[Page, Arguments]:
-    """Return the page of a path and what the path names; that of the runs for any other."""
+    """Return the page of a path and its arguments; the list of runs for an unknown path."""
     for page in PAGES:
         found = re.fullmatch(page.path, pathname.rstrip("/") or "/")
         if found is not None:
@@ -88,12 +88,12 @@ def find(pathname: str) -> tuple[Page, Arguments]:
 
 
 def is_page(pathname: str) -> bool:
-    """Tell whether a path is the address of a page."""
+    """Return True if a path is the address of a page."""
     return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
 
 
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
-    """Return what changes when the list of runs does."""
+    """Return the version of the list of runs."""
     listed = collector.runs(**runs_address.parse(search).question())
     parts = listed.version, incident_data.worst(collector, state="open").version, failing_endpoints.version(collector)
     return " ".join(parts)
@@ -135,8 +135,8 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
         return False
     if shown.get("incidents") is None:
         return True
-    # A message is on its way: deliveries move on without a new revision of the run.
-    listed = incident_data.worst(collector, run=arguments["run"], layer=shown.get("of_layer"))
+    # Deliveries change without a new revision of the run.
+    listed = incident_data.worst_of_run(collector, arguments["run"], shown.get("of_layer"))
     return bool(listed.version == shown["incidents"])
 
 
@@ -151,7 +151,7 @@ def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown
 
 
 def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
-    """Return the page that says what is missing: the run, or only the layer."""
+    """Return the page of an unknown run, or of an unknown layer of a known run."""
     try:
         collector.run(arguments["run"])
     except DashboardError:
@@ -306,4 +306,4 @@ PAGES = (
     STORAGE,
     TOKENS,
 )
-"""The first whose expression matches is meant."""
+"""The first page whose expression matches a path is used."""

@@ -1,4 +1,4 @@
-"""The page of one run: a frame that stays, and what is filled into it."""
+"""The page of one run: its frame and the contents of its slots."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SLOTS = {
     "layer-rows-tally": "children",
     **{f"option-{stat}": "hidden" for stat in STATS},
 }
-"""Id and property of everything that a refresh fills."""
+"""Id and property of each slot that a refresh fills."""
 
 FIGURES = {
     "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
@@ -90,7 +90,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 
 def unknown(run: str) -> list[Any]:
-    """Return the page of a run that the collector does not know."""
+    """Return the page of an unknown run."""
     text = ["The collector knows no run ", html.Code(run), ". It may have another name, or was deleted."]
     return [elements.missing("No such run", text, ("See all runs", "/"))]
 
@@ -137,14 +137,14 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
 
 
 def _is_of_samples(data: RunData, events: Events) -> bool:
-    """Whether a column holds one sample: a heatmap has no counts, the curve below it has those of a layer."""
+    """Return True if a column has one sample, by the counts of the curve: a heatmap has none."""
     drawn = data.series
     is_as_wide = drawn is not None and drawn["bucket_steps"] == data.heatmap["bucket_steps"]
     return drawn is not None and is_as_wide and is_of_samples(drawn, events)
 
 
 def _matching(data: RunData, view: View) -> list[layers.Layer]:
-    """Return the layers of the table: those whose rows the heatmap shows."""
+    """Return the layers of the heatmap's rows, for the table."""
     is_whole = not view.rows or data.refusal is not None
     return run_data.matching(data.layers, data.heatmap, is_refused=is_whole)
 
@@ -277,12 +277,12 @@ def _tiles(data: RunData) -> list[html.Div]:
 
 
 def _way_to_sums() -> html.A:
-    """Return the link to the grid, which on a narrow page is not beside the tile."""
+    """Return the link to the grid of accumulators, which is far below the tile on a narrow page."""
     return html.A("how summed", href="#accumulators-title")
 
 
 def _pulse(data: RunData) -> list[Any]:
-    """Return the state of the run, when it made its last step and was last heard of, and how long a step takes."""
+    """Return the run's state, the times of its last step and last request, and the time of a step."""
     run = data.run
     stepped = run["last_step_at"]
     took = next((metric["last"] for metric in run["metrics"] if metric["name"] == "step_time_s"), None)

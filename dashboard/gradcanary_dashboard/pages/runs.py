@@ -1,4 +1,4 @@
-"""The list of runs, a page of it after the other."""
+"""The list of runs, in pages."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COLOURS = {
 }
 
 SLOTS = {"runs": "children", "runs-head": "className", "runs-csv": "href"}
-"""Id and property of everything that a refresh fills."""
+"""Id and property of each slot that a refresh fills."""
 
 HIDDEN, SHOWN = "runs-head hidden", "runs-head"
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
-    """Return the page: a heading with what chooses the runs, which stays, and the slot that a refresh fills."""
+    """Return the page: its heading with the filter stays, a refresh fills the list."""
     return [
         html.Div(
             [html.H1("Runs"), _choices(contents.get("listing", Listing()), _takeaway(contents))],
@@ -55,10 +55,9 @@ def fill(
     following: str | None = None,
     first: Component | None = None,
 ) -> dict[str, Any]:
-    """Return the contents: the incidents ``opened``, a page of them, and a card per run, or what stands there before
-    the ``first`` one.
+    """Return the contents: failing endpoints, open incidents, and a card per run, or ``first`` before the first run.
 
-    ``following`` is the place of the next page. Above all stand the endpoints that no message reaches, ``silent``.
+    ``opened`` is a page of open incidents, ``following`` the ``after`` of the next page of runs.
     """
     unheard = banners.failing_endpoints(silent)
     contents = {"listing": listing, "runs-csv": share_bar.runs_url(listing.url(after=None))}
@@ -118,7 +117,7 @@ def _sets(key: str) -> dict[str, Any]:
 
 
 def _nothing(listing: Listing) -> html.P:
-    """Return why no run is listed, and the way to those there are."""
+    """Return the reason why no run is listed, and a link to all runs."""
     which = " that is not in the archive" if not listing.is_archived else " in the archive"
     why: list[Any] = [f"There is no {listing.state or ''} run".replace("  ", " "), which]
     if listing.text:
@@ -179,7 +178,7 @@ def _card(run: Mapping[str, Any]) -> html.Article:
 
 
 def _facts(run: Mapping[str, Any]) -> list[str | list[Any] | Component]:
-    """Return the last step and how old it is, which is not when the run was heard of: a loop may hang and be heard."""
+    """Return the last step and its age. It is not the age of the last request: a process may live without a step."""
     step: list[Any] = [f"step {numbers.integer(run['step'])}"]
     if run["last_step_at"] is not None:
         step = [step[0], ", ", elements.moment(run["last_step_at"])]
@@ -190,7 +189,7 @@ def _facts(run: Mapping[str, Any]) -> list[str | list[Any] | Component]:
 
 
 def _words(run: Mapping[str, Any]) -> list[html.P]:
-    """Return what people said of it: tags that lead to the runs that have them, and the note's first line."""
+    """Return tags, with links to the runs that have them, and the first line of the note."""
     tags = [dcc.Link(tag, href=Listing(text=tag).url(after=None), className="tag") for tag in run["tags"]]
     note = [html.Span(run["note"].strip().splitlines()[0], className="note")] if run["note"].strip() else []
     return [html.P([*tags, *note], className="words")] if tags or note else []

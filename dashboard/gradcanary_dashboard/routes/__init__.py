@@ -1,1 +1,1 @@
-"""Routes that the browser asks past Dash: refreshes, figures on demand, files of numbers."""
+"""Routes without Dash: refreshes, figures on demand, files of numbers."""

@@ -1,4 +1,4 @@
-"""The files of numbers that a page leads to, sent piece by piece: a run may be larger than the memory."""
+"""The CSV files of the pages, sent in pieces: a run may be larger than memory."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ from gradcanary_dashboard.exports import incidents as incidents_export
 from gradcanary_dashboard.exports import runs as runs_export
 from gradcanary_dashboard.exports.csv import Pieces
 from gradcanary_dashboard.exports.samples import of_curves, of_differences, of_heatmap, of_layer, of_layers, of_panel
-from gradcanary_dashboard.web.streaming import opened
+from gradcanary_dashboard.web.streaming import open_stream
 from gradcanary_dashboard.web.threads import QUESTIONS
 
 Made = Callable[[ExitStack], tuple[str, Pieces]]
-"""Opens what is downloaded, in a stack that is closed in the end; returns the name of the file and what is in it."""
+"""Opens a file in a stack that is closed at the end; returns its name and its pieces."""
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_csv`` and what is below it. To be called before Dash, whose routes answer every path."""
+    """Serve ``/_download`` and the paths below. To be called before Dash, whose routes answer every path."""
 
-    @server.get("/_csv", include_in_schema=False)
+    @server.get("/_download", include_in_schema=False)
     async def samples_of_rows(run: str, search: str = "") -> Response:
-        return await _answered(lambda stack: of_heatmap(collector, stack, run, parse(search)))
+        return await _file_answer(lambda stack: of_heatmap(collector, stack, run, parse(search)))
 
-    @server.get("/_csv/metrics", include_in_schema=False)
+    @server.get("/_download/metrics", include_in_schema=False)
     async def points_of_metric(run: str, key: str, search: str = "") -> Response:
-        return await _answered(lambda stack: of_panel(collector, stack, run, key, parse(search)))
+        return await _file_answer(lambda stack: of_panel(collector, stack, run, key, parse(search)))
 
-    @server.get("/_csv/layer", include_in_schema=False)
+    @server.get("/_download/layer", include_in_schema=False)
     async def samples_of_layer(run: str, layer: str, stat: str | None = None, search: str = "") -> Response:
-        return await _answered(lambda stack: of_layer(collector, stack, run, layer, stat, parse(search)))
+        return await _file_answer(lambda stack: of_layer(collector, stack, run, layer, stat, parse(search)))
 
-    @server.get("/_csv/layers", include_in_schema=False)
+    @server.get("/_download/layers", include_in_schema=False)
     async def table_of_layers(run: str, search: str = "") -> Response:
-        return await _answered(lambda _: of_layers(collector, run, parse(search)))
+        return await _file_answer(lambda _: of_layers(collector, run, parse(search)))
 
-    @server.get("/_csv/compare", include_in_schema=False)
+    @server.get("/_download/compare", include_in_schema=False)
     async def compared_curves(search: str) -> Response:
-        return await _answered(lambda stack: of_curves(collector, stack, parse_compare(search)))
+        return await _file_answer(lambda stack: of_curves(collector, stack, parse_compare(search)))
 
-    @server.get("/_csv/differences", include_in_schema=False)
+    @server.get("/_download/differences", include_in_schema=False)
     async def compared_layers(search: str) -> Response:
-        return await _answered(lambda _: of_differences(collector, parse_compare(search)))
+        return await _file_answer(lambda _: of_differences(collector, parse_compare(search)))
 
-    @server.get("/_csv/runs", include_in_schema=False)
+    @server.get("/_download/runs", include_in_schema=False)
     async def listed_runs(search: str = "") -> Response:
-        return await _answered(lambda _: runs_export.of_runs(collector, runs_address.parse(search)))
+        return await _file_answer(lambda _: runs_export.of_runs(collector, runs_address.parse(search)))
 
-    @server.get("/_csv/incident", include_in_schema=False)
+    @server.get("/_download/incident", include_in_schema=False)
     async def members_of_incident(number: int) -> Response:
-        return await _answered(lambda _: incidents_export.of_members(collector, number))
+        return await _file_answer(lambda _: incidents_export.of_members(collector, number))
 
-    @server.get("/_csv/incidents", include_in_schema=False)
+    @server.get("/_download/incidents", include_in_schema=False)
     async def listed_incidents(search: str = "") -> Response:
-        return await _answered(lambda _: incidents_export.of_incidents(collector, incidents_address.parse(search)))
+        return await _file_answer(lambda _: incidents_export.of_incidents(collector, incidents_address.parse(search)))
 
 
-async def _answered(made: Made) -> Response:
-    """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
+async def _file_answer(made: Made) -> Response:
+    """Answer a file; 424 if the collector fails, as a 5xx means a failure of this server."""
     try:
-        name, pieces = await opened(QUESTIONS, made)
+        name, pieces = await open_stream(QUESTIONS, made)
     except DashboardError as error:
         return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

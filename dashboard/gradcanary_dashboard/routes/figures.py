@@ -1,4 +1,4 @@
-"""What a page asks for by itself, past Dash: metrics that come into sight, the exact values of a cell."""
+"""Routes of figures on demand: metrics that become visible, and the exact values of a cell."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.figures.metrics import Panel
 from gradcanary_dashboard.text import numbers as number_text
-from gradcanary_dashboard.web.threads import QUESTIONS, apart
+from gradcanary_dashboard.web.threads import QUESTIONS, in_thread
 
 MOST_SERIES = 100
-"""Series of one answer of the collector."""
+"""Most series of one answer of the collector."""
 
 MOST_POINTS = 5_000
-"""Points of one answer."""
+"""Most points of one answer."""
 
 _SUMS = ("min", "mean", "max", "count")
 
@@ -36,18 +36,22 @@ Layers = Annotated[list[int], Query(alias="layer", min_length=1, max_length=MOST
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_panels`` and ``/_cell``. To be called before Dash, whose routes answer every path."""
+    """Serve ``/_metrics`` and ``/_cell``. To be called before Dash, whose routes answer every path."""
 
-    @server.get("/_panels", include_in_schema=False)
+    @server.get("/_metrics", include_in_schema=False)
     async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
-        return await apart(QUESTIONS, _answered, lambda: {"panels": drawn(collector, run, key, parse(search))})
+        return await in_thread(
+            QUESTIONS, _json_answer, lambda: {"panels": draw_panels(collector, run, key, parse(search))}
+        )
 
     @server.get("/_cell", include_in_schema=False)
     async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
-        return await apart(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
+        return await in_thread(
+            QUESTIONS, _json_answer, lambda: {"text": read_cell(collector, run, stat, layer, first, last)}
+        )
 
 
-def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
+def draw_panels(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
     """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
     told, picture = collector.run(run).body, run_data.axis(collector, run, view)
     steps = decode(picture["steps"])
@@ -56,17 +60,17 @@ def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> li
     wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]
     return [
         metric_figures.draw(panel, answer, span, events, view)
-        for some, query in _questions(wanted, view)
+        for some, query in _queries(wanted, view)
         for answer in [collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body]
         for panel in some
     ]
 
 
-def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
-    """Return a stat of layers over some steps with every digit; raises DashboardError.
+def read_cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
+    """Return a stat of layers over some steps with all digits; raises DashboardError.
 
-    It is asked for sample by sample, because sums of samples are rounded outward; where only these are left, or there
-    are more steps than one answer holds, the extremes are told in fewer digits.
+    It is read sample by sample, as aggregates are rounded outward. With only aggregates left, or with more steps than
+    one answer has, minimum and maximum have fewer digits.
     """
     numbers, steps = [str(layer) for layer in layers], {"from": first, "to": last}
     points = max(1, min(MOST_POINTS, last - first + 1))
@@ -83,33 +87,33 @@ def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first
     return f"{told(least)} to {told(most)}, mean {told(average)}"
 
 
-def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
-    """Yield panels and what the collector is asked for them: as few questions as its limit allows."""
+def _queries(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
+    """Yield panels with the query for their metrics: as few queries as the limit of an answer allows."""
     some: list[Panel] = []
     for panel in wanted:
         if len(panel.series) > metric_figures.USUAL_LINES and panel.key != metric_figures.RATES:
-            # Where every line is switched off the figure needs no answer, and one needs a question.
+            # A figure with all lines off needs no data, but its query needs a series.
             tags = [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[:1]]
             yield [panel], {"name": panel.names, "tags": tags}
             continue
-        if sum(_asked(each) for each in [*some, panel]) > MOST_SERIES:
-            yield some, _of(some)
+        if sum(_series_count(each) for each in [*some, panel]) > MOST_SERIES:
+            yield some, _query_of(some)
             some = []
         some.append(panel)
     if some:
-        yield some, _of(some)
+        yield some, _query_of(some)
 
 
-def _of(some: Sequence[Panel]) -> dict[str, Any]:
+def _query_of(some: Sequence[Panel]) -> dict[str, Any]:
     return {"name": [name for panel in some for name in panel.asked]}
 
 
-def _asked(panel: Panel) -> int:
+def _series_count(panel: Panel) -> int:
     return len(panel.asked) if panel.key == metric_figures.RATES else len(panel.series)
 
 
-def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
-    """Answer what ``build`` returns; not a 5xx when the collector fails: that is what this server itself would say."""
+def _json_answer(build: Callable[[], Mapping[str, Any]]) -> Response:
+    """Answer the result of ``build``; 424 if the collector fails, as a 5xx means a failure of this server."""
     try:
         return JSONResponse(build(), headers={"Cache-Control": "no-store"})
     except DashboardError as error:

@@ -1,8 +1,8 @@
-"""What is new: what each page asks every second, and at a choice, apart from Dash.
+"""The refresh of a page: each second and at a choice it requests the slots that changed, without Dash.
 
-Dash would tell all of its components of every question, and check and write out the answer on the event loop, where
-batches arrive. Here all of that is done in a thread, once, and what the page has already is left out: slots by their
-digest, and of a heatmap the columns that it was sent last. Its cells are compared, whatever they were made from.
+Dash would pass every request through all of its components, and check and write the answer on the event loop, where
+batches arrive. Here a thread does that once, and leaves out what the page has: slots by their digest, and the columns
+of a heatmap that were sent before.
 """
 
 from __future__ import annotations
@@ -23,42 +23,45 @@ from dash.development.base_component import Component
 from fastapi import FastAPI, Request, Response
 
 from gradcanary_dashboard.analysis.arrays import encode, read
-from gradcanary_dashboard.collector.client import Collector, asking_once
+from gradcanary_dashboard.collector.client import Collector, one_answer_per_question
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import banners
 from gradcanary_dashboard.pages import registry
 from gradcanary_dashboard.pages.registry import Contents, Page, Shown
-from gradcanary_dashboard.web.threads import PAGES, apart
+from gradcanary_dashboard.web.threads import PAGES, in_thread
 
-HELD = "slots"
-"""The key of ``shown`` that says what a page has in its slots: a digest of each."""
+PATH = "/_refresh"
+"""Takes ``{"path", "search", "shown"}``. A page's state has about 2 kB: too much for an address and the log of a proxy.
+"""
+
+SLOTS = "slots"
+"""The key of ``shown`` with the digest of each slot that a page has."""
 
 PACKED_FROM = 1_000
-"""Bytes of an answer that is sent as it is."""
+"""Bytes from which an answer is compressed."""
 
 KEPT_PICTURES = 32
-"""Pictures that are remembered, of half a megabyte at most: of so many tabs that show something else each."""
+"""Heatmaps whose cells are kept, of half a megabyte at most: for 32 tabs that show different ones."""
 
-WORTH = 0.5
-"""From this part of its columns on a picture is sent as what is new."""
+KEPT_SHARE = 0.5
+"""The share of its columns that a page must have for a heatmap to be sent as new columns."""
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_news?path=&search=&shown=``: 204 while that page would be filled with the same again, else its slots.
+    """Serve the refresh: 204 while a page has the latest contents, else the slots that changed.
 
     To be called before Dash, whose routes answer every path.
     """
-
     pictures = Pictures()
 
-    @server.get("/_news", include_in_schema=False)
-    async def news(request: Request, path: str, search: str, shown: str = "") -> Response:
+    @server.post(PATH, include_in_schema=False)
+    async def refresh(request: Request) -> Response:
         packs = "gzip" in request.headers.get("accept-encoding", "")
-        return await apart(PAGES, _answer, collector, pictures, path, search, read_shown(shown), packs)
+        return await in_thread(PAGES, _answer, collector, pictures, await request.body(), packs)
 
 
-def read_shown(shown: str | None) -> Shown:
-    """Return what a page holds in its attribute, empty where that is nothing or nonsense."""
+def read_shown(shown: str) -> Shown:
+    """Return the state of a page, empty if there is none or it cannot be read."""
     try:
         found = json.loads(shown or "{}")
     except (ValueError, RecursionError):
@@ -66,22 +69,36 @@ def read_shown(shown: str | None) -> Shown:
     return found if isinstance(found, dict) else {}
 
 
-def _answer(collector: Collector, pictures: Pictures, path: str, chosen: str, shown: Shown, packs: bool) -> Response:
+def _answer(collector: Collector, pictures: Pictures, question: bytes, packs: bool) -> Response:
+    try:
+        path, chosen, text = _read_question(question)
+    except (ValueError, KeyError, TypeError):
+        return Response("A refresh is JSON with the texts path, search and shown.", HTTPStatus.BAD_REQUEST)
     page, arguments = registry.find(path)
-    with asking_once():
-        contents = _healing(shown, lambda: page.ask(collector, arguments, chosen, shown))
+    shown = read_shown(text)
+    with one_answer_per_question():
+        contents = _with_banner(shown, lambda: page.ask(collector, arguments, chosen, shown))
     if not contents:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     headers = {"cache-control": "no-store", "vary": "accept-encoding"}
     body = _body(page, contents, shown, pictures)
     if packs and len(body) >= PACKED_FROM:
-        # Here and not behind the route, where it would be done on the event loop.
+        # In this thread: a middleware would do it on the event loop.
         body, headers["content-encoding"] = zlib.compress(body, 1, 31), "gzip"
     return Response(body, media_type="application/json", headers=headers)
 
 
-def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
-    """Return what ``ask`` returns, with the outage banner put up when it fails and taken down when it is back."""
+def _read_question(body: bytes) -> tuple[str, str, str]:
+    """Return path, search and shown; raises ValueError, KeyError or TypeError."""
+    question = orjson.loads(body)
+    path, search, shown = (question[key] for key in ("path", "search", "shown"))
+    if not all(isinstance(text, str) for text in (path, search, shown)):
+        raise TypeError("they are texts")
+    return path, search, shown
+
+
+def _with_banner(shown: Shown, ask: Callable[[], Contents]) -> Contents:
+    """Return the result of ``ask``; a failure shows the outage banner, the next success hides it."""
     try:
         contents = ask()
     except DashboardError as error:
@@ -94,24 +111,24 @@ def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
 
 
 def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> bytes:
-    """Return ``{"page", "slots": {id: value}, "kinds": {id: property}}``: the slots that the page does not have."""
-    before, heart = shown.get(HELD), f"{page.name}-heart"
+    """Return ``{"page", "slots": {id: value}, "kinds": {id: property}}`` with the slots that the page lacks."""
+    before, heart = shown.get(SLOTS), f"{page.name}-heart"
     known: Mapping[str, Any] = before if isinstance(before, dict) else {}
     now: dict[str, str] = {}
     slots: dict[str, object] = {}
     for slot in page.slots:
         if slot not in contents:
             continue
-        written = _written(contents[slot])
+        written = _encode(contents[slot])
         now[slot] = blake2b(written, digest_size=6).hexdigest()
         if known.get(slot) == now[slot]:
             continue
         if is_heatmap(contents[slot]):
             shorter = pictures.shortened(contents[slot], _text(known.get(slot)), now[slot])
-            written = written if shorter is None else _written(shorter)
+            written = written if shorter is None else _encode(shorter)
         slots[slot] = orjson.Fragment(written)
-    slots["outage"] = orjson.Fragment(_written(contents["outage"]))
-    slots[heart] = json.dumps({**json.loads(contents["shown"]), HELD: {**known, **now}})
+    slots["outage"] = orjson.Fragment(_encode(contents["outage"]))
+    slots[heart] = json.dumps({**json.loads(contents["shown"]), SLOTS: {**known, **now}})
     kinds = {**page.slots, "outage": "children", heart: "data-shown"}
     return orjson.dumps({"page": page.name, "slots": slots, "kinds": {slot: kinds[slot] for slot in slots}})
 
@@ -120,28 +137,29 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _written(value: object) -> bytes:
-    return orjson.dumps(value, default=_described, option=orjson.OPT_NON_STR_KEYS)
+def _encode(value: object) -> bytes:
+    return orjson.dumps(value, default=_encode_component, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _described(value: object) -> object:
-    """Return a component of Dash as JSON knows it; whatever else there is raises TypeError."""
+def _encode_component(value: object) -> object:
+    """Return a component of Dash as a dict for JSON; raises TypeError for anything else."""
     if isinstance(value, Component):
         return value.to_plotly_json()  # type: ignore[no-untyped-call]
-    raise TypeError(f"{type(value).__name__} is nothing that a page is made of")
+    raise TypeError(f"{type(value).__name__} is not a part of a page")
 
 
 class Pictures:
-    """The cells that were sent last, by the digest of their figure; safe to share between threads."""
+    """The cells that were sent last, by the digest of their figure; thread-safe."""
 
     def __init__(self) -> None:
         self._cells: OrderedDict[str, npt.NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def shortened(self, figure: Mapping[str, Any], before: str | None, now: str) -> Mapping[str, Any] | None:
-        """Return a heatmap for who has the one of the digest ``before``, None where it has to be sent as a whole.
+        """Return a heatmap for a page that has the one of digest ``before``; None if the whole must be sent.
 
-        Its ``z`` says how many columns are ``kept``, and holds the others. It is remembered as ``now``.
+        ``kept`` of its ``z`` is the number of columns that the page has; the others follow. Its cells stay here as
+        ``now``.
         """
         trace = figure["data"][0]
         cells = read(trace["z"])
@@ -151,7 +169,7 @@ class Pictures:
         most = min(known.shape[1], cells.shape[1])
         same = (known[:, :most] == cells[:, :most]).all(axis=0)
         kept = most if same.all() else int(np.argmin(same))
-        if kept < WORTH * cells.shape[1]:
+        if kept < KEPT_SHARE * cells.shape[1]:
             return None
         shape = ", ".join(map(str, cells.shape))
         z = {**encode(cells[:, kept:]), "shape": shape, "kept": kept}
@@ -168,7 +186,7 @@ class Pictures:
 
 
 def is_heatmap(value: object) -> bool:
-    """Tell whether a slot holds a heatmap with cells."""
+    """Return True if a slot holds a heatmap with cells."""
     if not isinstance(value, Mapping) or not value.get("data"):
         return False
     trace = value["data"][0]

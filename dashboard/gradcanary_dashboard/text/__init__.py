@@ -1,1 +1,1 @@
-"""From numbers and states to the words that people read. Pure."""
+"""Numbers and states as text. Pure."""

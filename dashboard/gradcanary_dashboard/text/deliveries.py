@@ -1,4 +1,4 @@
-"""Messages and endpoints that fail, in words."""
+"""Deliveries and failing endpoints as text. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 WHY = {"expired": "not delivered in time", "disabled": "its endpoint was disabled"}
-"""Why a message in such a state did not arrive; the states are those of the API and of the command line."""
+"""The reason why a message did not arrive, by the API's state."""
 
 
 def whom(told: Mapping[str, Any]) -> str:
@@ -17,17 +17,17 @@ def whom(told: Mapping[str, Any]) -> str:
 
 
 def message(told: Mapping[str, Any]) -> str:
-    """Return what a message said and what became of it: ``opened, delivered``."""
+    """Return kind and state of a message: ``opened, delivered``."""
     return f"{told['kind']}, {fate(told['state'])}"
 
 
 def fate(state: str) -> str:
-    """Return what became of a message: ``delivered``, ``pending``, ``expired: not delivered in time``."""
+    """Return the state of a message: ``delivered``, ``pending``, ``expired: not delivered in time``."""
     return f"{state}: {WHY[state]}" if state in WHY else state
 
 
 def failure(endpoint: Mapping[str, Any]) -> str:
-    """Return which endpoint fails, since when and why."""
+    """Return the sentence about a failing endpoint: its name, the time and the reason."""
     whom = " ".join(part for part in (endpoint["name"], endpoint["url"]) if part)
     if endpoint["state"] == "disabled":
         again = f"gradcanary endpoints set {endpoint['id']} --enable"

@@ -1,4 +1,4 @@
-"""Numbers and states in the words that people read: thousands separators, two digits of a tiny value."""
+"""Numbers and states as text: thousands separators, two digits of a small value. Pure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ STATES = {
 RESOLUTIONS = {
     "recovered": "recovered",
     "run_finished": "run ended",
+    "run_deleted": "run deleted",
     "rule_changed": "rule changed",
     "layer_gone": "layer gone",
     "resumed": "resumed",
@@ -30,30 +31,30 @@ RESOLUTIONS = {
 }
 
 ENDED = ("finished", "crashed")
-"""States of a run, or of a launch of it, that no step follows."""
+"""States of a run or a launch after its last step."""
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-"""Dtypes where room is scarce."""
+"""Short names of dtypes."""
 
 KEPT = 2**12
-"""Numbers whose words are remembered: a page that is filled anew each second says nearly the same ones again."""
+"""Numbers whose texts are cached: a page has nearly the same numbers each second."""
 
 
 def yet(states: Iterable[str]) -> str:
-    """Return " yet" where something may still come: unless all of these runs or launches have ended."""
+    """Return " yet" unless all of these runs or launches have ended."""
     return "" if all(state in ENDED for state in states) else " yet"
 
 
 @lru_cache(maxsize=KEPT)
 def integer(number: float | None) -> str:
-    """Return 19999 as ``19,999``, nothing as a dash."""
-    # -0.0 is the same key as 0.0: without its sign the words do not depend on which came first.
+    """Return 19999 as ``19,999``, None as a dash."""
+    # -0.0 and 0.0 are one key of the cache: without the sign the text does not depend on which came first.
     return NOTHING if number is None else f"{number + 0.0:,.0f}"
 
 
 @lru_cache(maxsize=KEPT)
 def scientific(number: float | None) -> str:
-    """Return a measured value with two or three digits: ``6.1e-7``, ``0.125``, ``12,300``; nothing as a dash."""
+    """Return a measured value with two or three digits: ``6.1e-7``, ``0.125``, ``12,300``; None as a dash."""
     if number is None:
         return NOTHING
     if not math.isfinite(number) or number == 0:
@@ -67,13 +68,13 @@ def scientific(number: float | None) -> str:
 
 
 def percent(part: float) -> str:
-    """Return ``0.42 %``, ``2.5 %`` or ``25 %`` for a part of 1."""
+    """Return a share of 1 as ``0.42 %``, ``2.5 %`` or ``25 %``."""
     number = 100 * part
     return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
 
 
 def seconds(number: float | None) -> str:
-    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, nothing as a dash."""
+    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, None as a dash."""
     if number is None:
         return NOTHING
     if number >= 119.5:
@@ -84,7 +85,7 @@ def seconds(number: float | None) -> str:
 
 
 def size(number: float | None) -> str:
-    """Return bytes as ``21.9 GiB``, on every page, nothing as a dash."""
+    """Return bytes as ``21.9 GiB``, None as a dash."""
     if number is None:
         return NOTHING
     unit = units.of_bytes(number)
@@ -92,7 +93,7 @@ def size(number: float | None) -> str:
 
 
 def exact(number: float) -> str:
-    """Return a float32 with every digit it holds: ``6.1035156e-7``, ``0.03125``, ``12,340``; others with seven."""
+    """Return a float32 with all its digits: ``6.1035156e-7``, ``0.03125``, ``12,340``; other floats with seven."""
     if not math.isfinite(number) or number == 0:
         return f"{number:,.7g}"
     with np.errstate(over="ignore", under="ignore"):
@@ -106,7 +107,7 @@ def exact(number: float) -> str:
 
 
 def moment(unix_s: float) -> str:
-    """Return a time as the API writes it, RFC 3339 in UTC."""
+    """Return a time as in the API, RFC 3339 in UTC."""
     return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -121,7 +122,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def state(name: str | None) -> str:
-    """Return the state of a layer as words."""
+    """Return the state of a layer in words."""
     return NOTHING if name is None else STATES.get(name, name)
 
 

@@ -1,1 +1,1 @@
-"""Starlette and Dash: documents, files, threads, streams. Knows no page."""
+"""Plumbing of Starlette and Dash: documents, assets, threads, streams. It imports no page."""

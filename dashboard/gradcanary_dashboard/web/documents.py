@@ -1,4 +1,4 @@
-"""Documents: each page's address leads to the one of ``/``, with what it may load; what is refused before."""
+"""Middleware of the pages: their document, its Content-Security-Policy, and requests that are refused before Dash."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gradcanary_dashboard.collector import client
 from gradcanary_dashboard.web import assets
 
 MAX_BODY = 2**20
-"""Bytes that a page sends; a few thousand are usual."""
+"""Bytes of a request's body; a few thousand are usual."""
 
 
 class Documents:
-    """Answer the address of each page with the document of ``/``, and say of each document what it may load.
+    """Answers the address of each page with the document of ``/``, and adds its Content-Security-Policy.
 
     Dash's own route for paths below ``/`` skips its set-up: the first request of a process would fail on a deep link.
-    What a page asks the collector is asked with the credentials of the reader. ``nowhere`` is the document where there
-    is no page; bodies for ``/``, for Dash and for the paths ``read_whole`` are short.
+    Requests to the collector have the credentials of the reader. ``nowhere`` is the document of an unknown address.
+    Bodies for ``/``, for Dash and for the paths ``read_whole`` are read at once, and have a limit.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Documents:
                     headers.setdefault("referrer-policy", "same-origin")
             await send(message)
 
-        with client.reading_as(Headers(scope=scope)):
+        with client.as_reader(Headers(scope=scope)):
             if _is_visit(scope):
                 await _Visit(self.app, sending, self.nowhere).answer(scope, receive)
                 return
@@ -69,7 +69,7 @@ class Documents:
 
 
 class _Visit:
-    """Answers whoever looks for a page with one, where there is nothing: the API's 404 is for programs."""
+    """Answers a browser with a page for an unknown address; programs get the API's 404."""
 
     def __init__(self, app: ASGIApp, send: Send, nowhere: str) -> None:
         self._app, self._send, self._nowhere = app, send, nowhere
@@ -89,13 +89,13 @@ class _Visit:
 
 
 def _is_visit(scope: Scope) -> bool:
-    """Tell whether a person looks for a page: only browsers that go somewhere want a document before all else."""
+    """Return True if a browser navigates: only then is a document the first type that it accepts."""
     wanted = Headers(scope=scope).get("accept", "")
     return scope["method"] == "GET" and wanted.startswith("text/html") and not scope["path"].startswith("/api/")
 
 
 def _is_small(headers: Headers, method: str) -> bool:
-    """Tell whether a body is one that pages send: each of them is read whole."""
+    """Return True if a body has a known length within the limit."""
     size = headers.get("content-length")
     if size is None:
         return method in ("GET", "HEAD") and "transfer-encoding" not in headers
@@ -103,12 +103,12 @@ def _is_small(headers: Headers, method: str) -> bool:
 
 
 def _is_file(scope: Scope) -> bool:
-    """Tell whether a file is asked for: one of ours or of Dash's."""
+    """Return True for a path of the assets, ours or Dash's."""
     return str(scope["path"]).startswith(("/assets/", "/_dash-component-suites/"))
 
 
 def _is_own(headers: Headers) -> bool:
-    """Tell whether a request does not come from a page of another site: a page here asks the collector in its name."""
+    """Return False if a page of another site sent the request: it would be sent on with the reader's credentials."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site in ("same-origin", "none")

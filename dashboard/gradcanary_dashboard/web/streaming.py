@@ -1,4 +1,4 @@
-"""Answers that are passed on piece by piece, as the collector sends them."""
+"""Answers that are sent in pieces, as the collector sends them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import ExitStack
 from threading import Lock
 from typing import Generic, TypeVar
 
-from gradcanary_dashboard.web.threads import apart
+from gradcanary_dashboard.web.threads import in_thread
 
 Head = TypeVar("Head")
 Pieces = Iterator[bytes]
 
 
 class _Opened(Generic[Head]):
-    """An answer that is streamed, used by one thread at a time: to close it waits for the piece that is under way."""
+    """A streamed answer, used by one thread at a time: ``close`` waits for the piece that is being read."""
 
     def __init__(self) -> None:
         self._stack, self._lock = ExitStack(), Lock()
         self._pieces: Pieces = iter(())
 
     def open(self, made: Callable[[ExitStack], tuple[Head, Pieces]]) -> Head:
-        """Open it in a stack that is closed in the end, and return what is known before its first piece."""
+        """Open the answer in a stack that ``close`` closes; return its head, known before the first piece."""
         with self._lock:
             head, self._pieces = made(self._stack)
             return head
 
     def next(self) -> bytes | None:
-        """Return its next piece, None at the end."""
+        """Return the next piece, None at the end."""
         with self._lock:
             return next(self._pieces, None)
 
@@ -38,23 +38,23 @@ class _Opened(Generic[Head]):
             self._stack.close()
 
 
-async def opened(
+async def open_stream(
     pool: ThreadPoolExecutor, made: Callable[[ExitStack], tuple[Head, Pieces]]
 ) -> tuple[Head, AsyncIterator[bytes]]:
-    """Open an answer in a thread of the pool, and return what is known before its first piece, and its pieces."""
+    """Open an answer in a thread of the pool; return its head, known before the first piece, and its pieces."""
     answer: _Opened[Head] = _Opened()
-    with ExitStack() as unless_opened:
-        unless_opened.callback(pool.submit, answer.close)
-        head = await apart(pool, answer.open, made)
-        unless_opened.pop_all()
+    with ExitStack() as unless_open:
+        unless_open.callback(pool.submit, answer.close)
+        head = await in_thread(pool, answer.open, made)
+        unless_open.pop_all()
     return head, _sent(answer, pool)
 
 
 async def _sent(answer: _Opened[Head], pool: ThreadPoolExecutor) -> AsyncIterator[bytes]:
-    """Yield pieces, each got in a thread of the pool; they are not the threads in which the collector makes them."""
+    """Yield pieces, each read in a thread of the pool; the collector makes them in other threads."""
     try:
-        while (piece := await apart(pool, answer.next)) is not None:
+        while (piece := await in_thread(pool, answer.next)) is not None:
             yield piece
     finally:
-        # Not awaited: an answer that is broken off is cancelled at each await, and a thread may be within a piece.
+        # Not awaited: a cancelled answer is cancelled at each await, and a thread may be reading a piece.
         pool.submit(answer.close)

@@ -1,4 +1,4 @@
-"""Callbacks of Dash that run in a thread: the only way in which one is registered here."""
+"""Callbacks of Dash that run in a thread: every server-side callback is registered here."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from dash import Dash, Input, Output, State, no_update
 
 Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
-Answered = TypeVar("Answered")
+Result = TypeVar("Result")
 
 PAGES = ThreadPoolExecutor(2, "gradcanary-pages")
-"""Pages that are opened, and what is new of them (``routes.refresh``), at the same time: they share one interpreter
-with ingest, so more at once are no quicker. Not one alone, which may wait for a collector that does not answer.
+"""Threads that open and refresh pages. They share one interpreter with ingest, so more threads are not faster. One
+alone could wait for a collector that does not answer.
 """
 
 CHANGES = ThreadPoolExecutor(4, "gradcanary-changes")
-"""What people change. A test message waits 10 s for its receiver: meanwhile pages have their threads."""
+"""Threads of changes. A test message waits 10 s for its receiver, which must not hold up pages."""
 
 QUESTIONS = ThreadPoolExecutor(4, "gradcanary-questions")
-"""What else the browser asks past Dash: a metric, a cell, the pieces of a file."""
+"""Threads of the other routes without Dash: metrics, cells, the pieces of a file."""
 
 
-async def apart(pool: ThreadPoolExecutor, function: Callable[..., Answered], *values: object) -> Answered:
-    """Return what a function returns in a thread of the pool, asked by the same reader.
+async def in_thread(pool: ThreadPoolExecutor, function: Callable[..., Result], *values: object) -> Result:
+    """Call a function in a thread of the pool, with the credentials of the same reader.
 
-    Starlette's own threads are those in which the collector takes batches and answers questions: pages that waited
-    in them for its answers would in the end wait for each other.
+    Starlette's own threads take batches and answer requests of the API. Pages that waited in them for such answers
+    would wait for each other.
     """
-    asked = functools.partial(contextvars.copy_context().run, function, *values)
-    return await asyncio.get_running_loop().run_in_executor(pool, asked)
+    call = functools.partial(contextvars.copy_context().run, function, *values)
+    return await asyncio.get_running_loop().run_in_executor(pool, call)
 
 
 def threaded(
@@ -47,16 +47,16 @@ def threaded(
 ) -> Callable[[Handler], None]:
     """Register a callback that runs in a thread and returns ``{name: value}`` for some of the outputs.
 
-    Dash runs a plain function on the event loop, where it would stall ingest, and deadlock when it asks the collector
-    that is served by the same loop: every server-side callback goes through here. One that ``refreshes`` leaves alone
-    what the page was opened with; so does one that waits for a click. ``running`` says what
-    is so until it has answered, and what afterwards: a button that must not be pressed twice is disabled.
+    Dash runs a plain function on the event loop. There it would stall ingest, and deadlock when it requests the
+    collector that the same loop serves. One that ``refreshes`` is not called when the page opens. ``running`` are
+    properties with their values until the callback has answered, and afterwards: a button that must not be pressed
+    twice is disabled.
     """
 
     def decorate(handler: Handler) -> None:
         @functools.wraps(handler)
         async def callback(*values: object) -> dict[str, Any]:
-            contents = await apart(pool, handler, *values)
+            contents = await in_thread(pool, handler, *values)
             return {name: contents.get(name, no_update) for name in outputs}
 
         register_callback: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Any] = app.callback(
@@ -78,8 +78,8 @@ def changing(
 ) -> Callable[[Handler], None]:
     """Register a callback that changes something at a click: like ``threaded``, in threads that no page waits for.
 
-    Its buttons are disabled until it has answered. Those of lists that the browser draws tell a store and are no
-    components: until then they do nothing, for the answer beside them is busy.
+    Its buttons are disabled until it has answered. Buttons in lists that the browser draws are not components: they
+    write into a store, and do nothing while the answer beside them is busy.
     """
     asks = [each for each in inputs if isinstance(each, Input)]
     pressed = [

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, select
 
+from gradcanary import wire
 from gradcanary_server.api import runs
 from gradcanary_server.api.http import Json, encode_array
 from gradcanary_server.errors import RequestError, invalid
@@ -232,15 +233,43 @@ def build_series(
 ) -> Json:
     """Return the envelope of a stat for some layers, given by number or name."""
     chosen = select_layers(layers.read_layers(connection, run.run_id), layer_keys)
-    result = query(measurements, connection, run.run_id, stat, span)
+    result = query(measurements, connection, run.run_id, (stat,), span)
     envelope = result.read(measurements, connection, _numbers(chosen))
     return {
         "run": run.name,
         "stat": stat,
-        "phases": result.phases,
+        "phases": result.phases[stat],
         **_axis(run, result.buckets, result.times),
         "series": [
             {"layer": row.layer_no, "name": row.name, **_lines(envelope, column)} for column, row in enumerate(chosen)
+        ],
+        "threshold": {"enter": rules.collapse.enter, "exit": rules.collapse.exit},
+        "marks": service.incident_marks(connection, run.run_id),
+    }
+
+
+def build_layer(
+    connection: Connection, measurements: Reader, rules: Rules, run: Record, layer_key: str, span: StepRange
+) -> Json:
+    """Return the envelopes of the measured stats of a layer, given by number or name; absmax also without a value."""
+    [row] = select_layers(layers.read_layers(connection, run.run_id), [layer_key])
+    result = query(measurements, connection, run.run_id, wire.STATS, span)
+    envelope = result.read(measurements, connection, _numbers([row]))
+    measured = _measured_stats(result.stats, envelope)
+    absent = [stat for stat in wire.STATS if stat not in measured]
+    if absent and not (span.begin is None and span.end is None):
+        # A layer's page shows the same stats whatever its zoom: an empty figure for one without a value in these steps.
+        whole = query(measurements, connection, run.run_id, absent, StepRange(None, None, 1))
+        measured |= _measured_stats(absent, whole.read(measurements, connection, _numbers([row]), (COUNT,)))
+    return {
+        "run": run.name,
+        "layer": row.layer_no,
+        "name": row.name,
+        **_axis(run, result.buckets, result.times),
+        "series": [
+            {"stat": stat, "phases": result.phases[stat], **_lines(envelope, column)}
+            for column, stat in enumerate(wire.STATS)
+            if stat in measured or stat == wire.STATS[0]
         ],
         "threshold": {"enter": rules.collapse.enter, "exit": rules.collapse.exit},
         "marks": service.incident_marks(connection, run.run_id),
@@ -263,7 +292,7 @@ def build_heatmap(
     names = [row.name for row in chosen]
     numbers = _numbers(chosen)
     is_worst = options.order == "worst"
-    result = query(measurements, connection, run.run_id, stat, span)
+    result = query(measurements, connection, run.run_id, (stat,), span)
     slices = result.layer_slices(numbers)
     drawn, ranked = frozenset(_NEEDED[options.value]), _RANKED
     if is_worst and len(slices) == 1:
@@ -283,7 +312,7 @@ def build_heatmap(
         "run": run.name,
         "stat": stat,
         "value": options.value,
-        "phases": result.phases,
+        "phases": result.phases[stat],
         **_axis(run, result.buckets, result.times),
         "rows": [
             {"layers": [chosen[column].layer_no for column in row.columns], "name": row.name, "block": row.block}
@@ -390,6 +419,12 @@ def _clip(segment: Segment, begin: int, end: int) -> Segment:
 
 def _numbers(rows: Sequence[Record]) -> NDArray[np.int32]:
     return np.array([row.layer_no for row in rows], np.int32)
+
+
+def _measured_stats(stats: Sequence[str], envelope: Planes) -> set[str]:
+    """Return the stats of one layer with a finite value."""
+    is_measured = (envelope[COUNT] > 0).any(axis=0)
+    return {stats[column] for column in np.flatnonzero(is_measured).tolist()}
 
 
 def _worst_states(state: RuleState, rows: Sequence[Record]) -> list[int]:

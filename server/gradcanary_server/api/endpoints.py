@@ -38,6 +38,9 @@ MAX_NAME = 100
 PAGE = 50
 """Deliveries of one answer."""
 
+_KEYS_OF_A_QUERY = 1_000
+"""Deliveries whose attempts one query reads: databases limit the parameters of a query."""
+
 DELIVERY_ID = r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,9}$"
 """INCIDENT-ENDPOINT-VERSION."""
 
@@ -282,10 +285,11 @@ def deliveries_to_json(connection: Connection, rows: Sequence[RowMapping]) -> li
     keys = [outbox.delivery_key(row) for row in rows]
     attempts: dict[DeliveryKey, list[AttemptShape]] = defaultdict(list)
     columns = (attempt.c.run_id, attempt.c.incident_id, attempt.c.endpoint_id, attempt.c.version)
-    query = select(*columns, attempt.c.at, attempt.c.status, attempt.c.ms, attempt.c.error)
-    query = query.where(tuple_(*columns).in_(keys)).order_by(attempt.c.number)
-    for *key, at, status, ms, error in connection.execute(query):
-        attempts[DeliveryKey(*key)].append({"at": timestamp(at), "status": status, "ms": ms, "error": error})
+    query = select(*columns, attempt.c.at, attempt.c.status, attempt.c.ms, attempt.c.error).order_by(attempt.c.number)
+    for begin in range(0, len(keys), _KEYS_OF_A_QUERY):
+        is_of_some = tuple_(*columns).in_(keys[begin : begin + _KEYS_OF_A_QUERY])
+        for *key, at, status, ms, error in connection.execute(query.where(is_of_some)):
+            attempts[DeliveryKey(*key)].append({"at": timestamp(at), "status": status, "ms": ms, "error": error})
     return [
         {
             "id": f"{key.incident_id}-{key.endpoint_id}-{key.version}",

@@ -105,13 +105,6 @@ class IncidentSummary(TypedDict):
     url: str
 
 
-class IncidentList(TypedDict):
-    """A page of incidents; ``next`` is the ``before`` of the following page."""
-
-    incidents: list[IncidentSummary]
-    next: str | None
-
-
 class MemberShape(TypedDict):
     """A layer of an incident; ``layer`` is null for the whole run, ``until_step`` while it fires."""
 
@@ -137,6 +130,15 @@ class IncidentShape(IncidentSummary):
 
     layers: list[MemberShape]
     deliveries: list[IncidentDelivery]
+
+
+class IncidentList(TypedDict):
+    """A page of incidents, the first of them with layers and deliveries if the request asks for that; ``next`` is the
+    ``before`` of the following page.
+    """
+
+    incidents: list[IncidentShape | IncidentSummary]
+    next: str | None
 
 
 class Acknowledgement(Body):
@@ -184,8 +186,12 @@ def list_incidents(
     filters: Annotated[IncidentFilter, Depends()],
     before: str | None = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
+    detailed: Annotated[int, Query(ge=0, le=PAGE)] = 0,
 ) -> Response:
-    """Answer incidents, newest or worst first; ``next`` is the ``before`` of the following page."""
+    """Answer incidents, newest or worst first; ``next`` is the ``before`` of the following page.
+
+    The first ``detailed`` ones have their layers and deliveries, as in ``/incidents/{number}``.
+    """
     with services.database.read() as connection:
         order = PageOrder((incident.c.incident_id,) if filters.sort == "newest" else _worst_first())
         rows, following = order.page(connection, _query(connection, filters), before, limit)
@@ -193,7 +199,8 @@ def list_incidents(
         active = silences.active_silences(connection, services.database.now(connection))
 
         def build() -> Json:
-            return {"incidents": summaries(connection, ids, services.settings.public_url, active), "next": following}
+            public_url = services.settings.public_url
+            return {"incidents": summaries(connection, ids, public_url, active, detailed), "next": following}
 
         return etag_response(request, [following, ids, *_etag_parts(connection, ids, active)], build)
 
@@ -303,18 +310,29 @@ def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) 
     return connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
 
 
-def summaries(connection: Connection, ids: Sequence[int], public_url: str, active: Sequence[Silence]) -> list[Json]:
-    """Return incidents without their layers and deliveries."""
+def summaries(
+    connection: Connection, ids: Sequence[int], public_url: str, active: Sequence[Silence], detailed: int = 0
+) -> list[Json]:
+    """Return incidents without their layers and deliveries, but the first ``detailed`` of them with both."""
     last_deliveries = _last_deliveries(connection, ids)
+    deliveries = _deliveries_by_incident(connection, ids[:detailed])
     details = load_details(connection, ids, is_brief=True)
-    return [_summary(detail, public_url, active, last_deliveries[detail.id]) for detail in details]
+    return [
+        _summary(detail, public_url, active, last_deliveries[detail.id])
+        | ({"layers": _members(detail), "deliveries": deliveries[detail.id]} if detail.id in deliveries else {})
+        for detail in details
+    ]
 
 
 def _to_json(connection: Connection, number: int, services: Services) -> Json:
     """Return an incident with its layers and deliveries."""
     _run_of(connection, number)
-    detail = load_details(connection, [number])[0]
     active = silences.active_silences(connection, services.database.now(connection))
+    return summaries(connection, [number], services.settings.public_url, active, 1)[0]
+
+
+def _members(detail: IncidentDetail) -> list[Json]:
+    """Return the layers of an incident as JSON."""
     members = [
         {
             **vars(member),
@@ -323,13 +341,18 @@ def _to_json(connection: Connection, number: int, services: Services) -> Json:
         }
         for layer_no, member in detail.members.items()
     ]
-    rows = _deliveries(connection, [number], delivery.c.enqueued_at, delivery.c.delivered, delivery.c.next_attempt)
-    sent = zip(deliveries_to_json(connection, rows), rows, strict=True)
-    return {
-        **_summary(detail, services.settings.public_url, active, _last_deliveries(connection, [number])[number]),
-        "layers": [select_keys(MemberShape, member) for member in members],
-        "deliveries": [{**delivered, "name": label(row)} for delivered, row in sent],
-    }
+    return [select_keys(MemberShape, member) for member in members]
+
+
+def _deliveries_by_incident(connection: Connection, ids: Sequence[int]) -> dict[int, list[IncidentDelivery]]:
+    """Return all deliveries about these incidents, with the names of their endpoints."""
+    found: dict[int, list[IncidentDelivery]] = {number: [] for number in ids}
+    if not ids:
+        return found
+    rows = _deliveries(connection, ids, delivery.c.enqueued_at, delivery.c.delivered, delivery.c.next_attempt)
+    for delivered, row in zip(deliveries_to_json(connection, rows), rows, strict=True):
+        found[row["incident_id"]].append({**delivered, "name": label(row)})
+    return found
 
 
 def _last_deliveries(connection: Connection, ids: Sequence[int]) -> dict[int, list[LastDelivery]]:

@@ -60,6 +60,19 @@ def list_layers(reader: ReaderDep, run: str) -> Response:
     return reader.run_response(run, build)
 
 
+@router.get("/runs/{run}/layers/{layer:path}", response_model=models.LayerStats)
+def show_layer(
+    reader: ReaderDep, run: str, layer: str, begin: From = None, to: To = None, points: Points = 600
+) -> Response:
+    """Answer the envelopes of all stats of a layer, by number or name."""
+    span = StepRange(begin, to, points)
+
+    def build(connection: Connection, status: RunStatus) -> Json:
+        return charts.build_layer(connection, reader.measurements, reader.rules, status.row, layer, span)
+
+    return reader.run_response(run, build)
+
+
 @router.get("/runs/{run}/series", response_model=models.StatSeries)
 def show_series(
     reader: ReaderDep,

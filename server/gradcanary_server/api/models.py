@@ -168,6 +168,13 @@ class LayerSeries(Envelope):
     name: str
 
 
+class StatEnvelope(Envelope):
+    """The envelope of one stat of a layer."""
+
+    stat: Annotated[str, one_of(*wire.STATS)]
+    phases: list[Phase]
+
+
 class MetricSeries(Envelope):
     """The envelope of one metric."""
 
@@ -204,6 +211,16 @@ class StatSeries(Buckets):
     stat: Annotated[str, one_of(*wire.STATS)]
     phases: list[Phase]
     series: list[LayerSeries]
+    threshold: Thresholds
+    marks: list[IncidentMark]
+
+
+class LayerStats(Buckets):
+    """The stats of one layer that have a value in some step of the run; absmax always."""
+
+    layer: Count
+    name: str
+    series: list[StatEnvelope]
     threshold: Thresholds
     marks: list[IncidentMark]
 

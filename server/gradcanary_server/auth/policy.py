@@ -23,7 +23,7 @@ _INGEST = re.compile(r"/api/v1/runs/[^/]+/sessions/[^/]+(/.*)?", re.DOTALL)
 _READABLE = re.compile(
     r"""
     /api/v1/(
-        runs | runs/[^/]+ | runs/[^/]+/(layers|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
+        runs | runs/[^/]+ | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
         | rules
         | incidents | incidents/[^/]+
         | silences | silences/preview
@@ -31,7 +31,7 @@ _READABLE = re.compile(
         | storage | openapi\.json
     )
     # What belongs to the pages.
-    | /_(news | panels | cell | csv | csv/[^/]+ | favicon\.ico | reload-hash)
+    | /_(metrics | cell | download | download/[^/]+ | favicon\.ico | reload-hash)
     | /_dash-(layout | dependencies | component-suites/.+)
     # The pages, which are empty until they request the routes above, and addresses that are no page: a mistyped one
     # gets a 404. /metrics and /assets are here, too.
@@ -41,8 +41,8 @@ _READABLE = re.compile(
 )
 """The paths of a read token. A new route of the API needs an admin token until it is named here."""
 
-_PAGE_UPDATE = "/_dash-update-component"
-"""The pages read their contents with POST; it changes nothing."""
+_PAGE_READS = ("/_dash-update-component", "/_refresh")
+"""Paths where the pages read their contents with POST; it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def required_scope(method: str, path: str) -> Scope | None:
     if _INGEST.fullmatch(path) and method in ("PUT", "POST"):
         return "ingest"
     is_read = method in SAFE and _READABLE.fullmatch(path)
-    return "read" if is_read or (path, method) == (_PAGE_UPDATE, "POST") else "admin"
+    return "read" if is_read or (path in _PAGE_READS and method == "POST") else "admin"
 
 
 def is_write(method: str, path: str) -> bool:

@@ -51,11 +51,11 @@ _FELL = "the gradients of all layers fell together {fall} at step {began}, "
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process lives and makes no step: step {step} was the last one, at {moment}"
 _IDLE = "{count} without a gradient at step {began}"
-_NEVER = "{layers} are trainable and never had a gradient since step {since}"
+_NEVER = "{layers} {are} trainable and never had a gradient since step {since}"
 _SUMMED = "{count} summed in low precision at step {began}"
 _STILL = "{count} with weights that stand still at step {began}"
 _TO_ZERO = "{count} with float16 gradients that go to zero at step {began}"
-_ZEROS = "{layers} have {share} exact zeros in float16 gradients that had fewer before, since step {since}"
+_ZEROS = "{layers} {have} {share} exact zeros in float16 gradients that had fewer before, since step {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "fall"): Words(
@@ -63,15 +63,15 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("collapse", "threshold"): Words(
         "{count} under the threshold given at step {began}",
-        "{layers} went under the threshold given for them, to {value}, at step {since}",
+        "{layers} went under the threshold given for {them}, to {value}, at step {since}",
     ),
     ("collapse", "siblings"): Words(
-        "{count} far under their siblings at step {began}",
-        "{layers} lay at {value}, their siblings at {siblings}, when that was first seen at step {since}",
+        "{count} far under {their} siblings at step {began}",
+        "{layers} lay at {value}, {their} siblings at {siblings}, when that was first seen at step {since}",
     ),
     ("collapse", "joined_late"): Words(
         "{count} already low when joined at step {began}",
-        "{layers} were already at {value} when the run was joined at step {since}",
+        "{layers} {were} already at {value} when the run was joined at step {since}",
     ),
     ("nonfinite", "loss"): Words(f"the loss {_NONFINITE}", f"the loss {_NONFINITE}"),
     ("nonfinite", "both"): Words(f"the loss {_NONFINITE}", f"the loss and the gradient of {{layers}} {_NONFINITE}"),
@@ -84,41 +84,41 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("vanished", "sporadic"): Words(
         _IDLE,
-        "{layers} had a gradient now and then, and none for ten times as long as ever before, since step {since}",
+        "{layers} had a gradient now and then, and none for longer than ever before, since step {since}",
     ),
     ("vanished", "never"): Words(_IDLE, _NEVER),
     ("vanished", "by_script"): Words(
         "{count} frozen by the script at step {began}",
-        "{layers} had a gradient and are not trainable any more since step {since}: the script froze them",
+        "{layers} had a gradient and {are} not trainable any more since step {since}: the script froze {them}",
     ),
     ("unused", None): Words("{count} never had a gradient at step {began}", _NEVER),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing at step {began}",
-        "{layers} lost {part} of their gradient while it was summed over micro-steps, measured at step {since}",
+        "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured at step {since}",
     ),
     ("accumulator", "low_precision_sum"): Words(
-        _SUMMED, "{layers} are summed over micro-steps in low precision since step {since}"
+        _SUMMED, "{layers} {are} summed over micro-steps in low precision since step {since}"
     ),
     ("accumulator", "declared"): Words(
-        _SUMMED, "{layers} are summed in another dtype than the configuration asks for, seen at step {since}"
+        _SUMMED, "{layers} {are} summed in another dtype than the configuration asks for, seen at step {since}"
     ),
     ("frozen", "forecast"): Words(
-        _STILL, "{layers} have weights or optimizer states too coarse for their learning rate, seen at step {since}"
+        _STILL, "{layers} {have} weights or optimizer states too coarse for {their} learning rate, seen at step {since}"
     ),
     ("frozen", "measured"): Words(
-        _STILL, "{layers} have weights of which {share} did not move in fifty steps, at step {since}"
+        _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, at step {since}"
     ),
     ("frozen", "stopped"): Words(
-        _STILL, "{layers} moved, and now {share} of their weights did not in fifty steps, at step {since}"
+        _STILL, "{layers} moved, and now {share} of {their} weights did not in fifty steps or more, at step {since}"
     ),
     ("fp16_underflow", "no_scaler"): Words(
-        _TO_ZERO, "{layers} have gradients in float16 without a GradScaler, seen at step {since}"
+        _TO_ZERO, "{layers} {have} gradients in float16 without a GradScaler, seen at step {since}"
     ),
     ("fp16_underflow", "zeros"): Words(_TO_ZERO, _ZEROS),
     ("fp16_underflow", "all_zeros"): Words(_TO_ZERO, _ZEROS),
     ("clip_before_unscale", None): Words(
         "{count} clipped before unscaling at step {began}",
-        "{layers} are clipped while their gradients carry the loss scale, seen at step {since}",
+        "{layers} {are} clipped while {their} gradients carry the loss scale, seen at step {since}",
     ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}and the loss came down with them"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}further than the loss explains, or the loss is not known"),
@@ -135,6 +135,9 @@ WORDS: dict[tuple[str, str | None], Words] = {
 """
 
 UNKNOWN = Words("{count} fired at step {began}", "{layers} fired at step {since}")
+
+_SINGULAR = ("is", "was", "has", "its", "it")
+_PLURAL = ("are", "were", "have", "their", "them")
 
 ENDS = {
     "recovered": "Recovered{at}.",
@@ -169,6 +172,7 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
     for kind, layers in _by_kind(incident, members).items():
         fields = _fields(incident, [members[layer] for layer in layers] or members.values())
         if layers:
+            fields |= _agreement(len(layers))
             fields["layers"] = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
             if len(layers) != incident.layers:
                 named = [names.get(layer, f"layer {layer}") for layer in layers]
@@ -192,14 +196,20 @@ def format_step(number: int) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Return a magnitude with one or two digits: 3e-3, 0.05, 120, exactly 0."""
+    """Return a magnitude with one or two digits: 3e-3, 1.5e-3, 0.05, 120, exactly 0.
+
+    Small and large numbers have one digit where that is within 5 % of the value.
+    """
     if value is None or math.isnan(value):
         return "an unknown value"
     if value == 0:
         return "exactly 0"
     if 0.01 <= abs(value) < 10_000:
         return f"{float(f'{value:.2g}'):g}"
-    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    rounded = f"{value:.0e}"
+    if abs(float(rounded) - value) > 0.05 * abs(value):
+        rounded = f"{value:.1e}"
+    mantissa, _, exponent = rounded.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
@@ -228,10 +238,12 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
 
 def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     """Return the fields of the templates, except the names of layers."""
+    count = incident.firing if incident.state == "open" else incident.ever_firing
     value = _typical(members, "value")
     since = format_step(min(member.since_step for member in members))
     fields = {
-        "count": _count(incident.firing if incident.state == "open" else incident.ever_firing, incident.layers),
+        **_agreement(count),
+        "count": _count(count, incident.layers),
         "began": format_step(incident.since_step),
         "since": since,
         "step": since,
@@ -260,7 +272,8 @@ def _typical(members: Collection[Member], attribute: str) -> float | None:
 def _ending(incident: Incident) -> str:
     if incident.state == "open":
         is_partial = incident.ever_firing > incident.firing > 0
-        return f" {incident.firing:,} of them have not recovered." if is_partial else ""
+        have = _agreement(incident.firing)["have"]
+        return f" {incident.firing:,} of them {have} not recovered." if is_partial else ""
     ends = ABSENCE_ENDS if incident.rule in OF_THE_CLOCK else ENDS
     words = ends.get(incident.resolution or "") or ends.get(incident.rule, f"Over{{at}}: {incident.resolution}.")
     at = "" if incident.resolved_step is None else f" at step {format_step(incident.resolved_step)}"
@@ -271,6 +284,12 @@ def _count(layers: int, total: int) -> str:
     if layers == total:
         return f"all {total:,} layers" if total > 1 else "the only layer"
     return f"{layers:,} of {total:,} layers"
+
+
+def _agreement(layers: int) -> dict[str, str]:
+    """Return the fields of words that agree with a number of layers."""
+    are, were, have, their, them = _SINGULAR if layers == 1 else _PLURAL
+    return {"are": are, "were": were, "have": have, "their": their, "them": them}
 
 
 def _words(pattern: Pattern) -> str:

@@ -273,7 +273,7 @@ def _build_sample_rollups(view: StreamView, level: int, range_no: int) -> Iterat
     for (kind, group), size in sizes.items():
         layers = (group * TILE_LAYERS + np.arange(size)).astype(np.int32)
         stat, wanted = (wire.STATS[0], (NONFINITE,)) if kind == STATE else (kind, STAT_PLANES)
-        aggregates = StatSource(view, stat, layers, wanted).from_tiles(level - 1, begin, end).downsample(width)
+        aggregates = StatSource(view, (stat,), layers, wanted).from_tiles(level - 1, begin, end).downsample(width)
         yield key._replace(kind=kind, layer_group=group), {name: aggregates.planes[name] for name in wanted}
 
 

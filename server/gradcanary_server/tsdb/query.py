@@ -5,7 +5,7 @@ aggregates that fit into them, and no minimum is lost.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -93,22 +93,23 @@ class SegmentPart:
 
 
 @dataclass(frozen=True)
-class BucketedStat:
-    """A stat of a run in buckets, before any layer is read.
+class BucketedStats:
+    """Some stats of a run in buckets, before any layer is read.
 
-    ``times`` float64[B] is the agent's time of a bucket's first sample, NaN = no sample. ``parts`` are its segments.
+    ``times`` float64[B] is the agent's time of a bucket's first sample, NaN = no sample. ``parts`` are its segments,
+    ``phases`` those of each stat.
     """
 
     run_id: int
-    stat: str
-    phases: tuple[str, ...]
+    stats: tuple[str, ...]
+    phases: Mapping[str, tuple[str, ...]]
     buckets: BucketGrid
     times: NDArray[np.float64]
     parts: tuple[SegmentPart, ...]
 
     def layer_slices(self, layers: NDArray[np.int32]) -> list[slice]:
         """Return slices of these layers, int32[L], that fit into memory, cut between layer groups."""
-        groups = max(1, CELLS // (TILE_LAYERS * max(self.buckets.count, _MIN_ROWS)))
+        groups = max(1, CELLS // (TILE_LAYERS * len(self.stats) * max(self.buckets.count, _MIN_ROWS)))
         is_border = np.diff(layers // (TILE_LAYERS * groups)) > 0
         bounds = [0, *(1 + np.flatnonzero(is_border)).tolist(), len(layers)]
         return [slice(begin, end) for begin, end in pairwise(bounds) if begin < end]
@@ -116,12 +117,13 @@ class BucketedStat:
     def read(
         self, reader: Reader, connection: Connection, layers: NDArray[np.int32], wanted: Collection[str] = PLANES
     ) -> Planes:
-        """Return the ``wanted`` planes of these layers, [B, L]."""
-        accumulator = _BucketAccumulator(self.buckets.count, len(layers), wanted)
-        most = max(1, CELLS // max(TILE_LAYERS, len(layers)))
+        """Return the ``wanted`` planes of these layers, [B, L]; of several stats one after the other, [B, S * L]."""
+        width = len(self.stats) * len(layers)
+        accumulator = _BucketAccumulator(self.buckets.count, width, wanted)
+        most = max(1, CELLS // max(TILE_LAYERS, width))
         for part in self.parts:
             for segment in part.split(most, self.buckets.width):
-                source = StatSource(reader.view(connection, self.run_id, segment), self.stat, layers, wanted)
+                source = StatSource(reader.view(connection, self.run_id, segment), self.stats, layers, wanted)
                 stored = source.read(part.level, segment.begin, segment.end)
                 accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
         return accumulator.envelope(np.float32)
@@ -136,21 +138,24 @@ class BucketedMetrics:
     envelope: Planes
 
 
-def query(reader: Reader, connection: Connection, run_id: int, stat: str, steps: StepRange) -> BucketedStat:
-    """Return the buckets of a stat between two steps."""
+def query(reader: Reader, connection: Connection, run_id: int, stats: Sequence[str], steps: StepRange) -> BucketedStats:
+    """Return the buckets of some stats between two steps."""
 
     def read(segment: Segment, level: int) -> StepIndex:
         return StepIndexSource(reader.view(connection, run_id, segment)).read(level, segment.begin, segment.end)
 
     buckets, indexes = _fit_buckets(reader.segments(connection, run_id, steps.begin, steps.end), steps.points, read)
-    times, phases = np.full(buckets.count, np.nan), 0
+    times, bits = np.full(buckets.count, np.nan), dict.fromkeys(stats, 0)
     parts: list[SegmentPart] = []
     for segment, index in indexes:
         np.fmin.at(times, buckets.indexes(index.start), index.time)
-        phases |= int(np.bitwise_or.reduce(index.phases.get(stat, np.zeros(1, np.uint8))))
+        for stat in stats:
+            bits[stat] |= int(np.bitwise_or.reduce(index.phases.get(stat, np.zeros(1, np.uint8))))
         parts.append(SegmentPart(segment, segment.stream.level_for(buckets.width), index.start))
-    names = tuple(name for bit, name in enumerate(wire.PHASES) if phases >> bit & 1)
-    return BucketedStat(run_id, stat, names, buckets, times, tuple(parts))
+    phases = {
+        stat: tuple(name for bit, name in enumerate(wire.PHASES) if found >> bit & 1) for stat, found in bits.items()
+    }
+    return BucketedStats(run_id, tuple(stats), phases, buckets, times, tuple(parts))
 
 
 def query_metrics(

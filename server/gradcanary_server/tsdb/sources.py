@@ -108,8 +108,9 @@ class StepIndexSource(Source[StepIndex]):
 class _LayerGroup:
     """The requested layers of one group: their columns in the result, and in the tiles of the group."""
 
-    def __init__(self, layers: NDArray[np.int32], is_member: NDArray[np.bool_]) -> None:
-        self._result, self._tile = np.flatnonzero(is_member), layers[is_member] % TILE_LAYERS
+    def __init__(self, layers: NDArray[np.int32], is_member: NDArray[np.bool_], first: int) -> None:
+        """``first`` is the column of ``layers[0]`` in the result."""
+        self._result, self._tile = first + np.flatnonzero(is_member), layers[is_member] % TILE_LAYERS
         self._slices = as_slice(self._result), as_slice(self._tile)
 
     def copy(self, target: Plane, plane: NDArray[np.generic]) -> None:
@@ -122,23 +123,30 @@ class _LayerGroup:
 
 
 class StatSource(Source[Aggregates]):
-    """Reads one stat of some layers, int32[L], as the ``wanted`` planes of aggregates."""
+    """Reads some stats of some layers, int32[L], as the ``wanted`` planes of aggregates.
+
+    The columns of the first stat are before those of the second: stat i of ``layers[j]`` is column i * L + j.
+    """
 
     def __init__(
-        self, view: StreamView, stat: str, layers: NDArray[np.int32], wanted: Collection[str] = PLANES
+        self, view: StreamView, stats: Sequence[str], layers: NDArray[np.int32], wanted: Collection[str] = PLANES
     ) -> None:
         super().__init__(view)
-        self._stat, self._layers, self._wanted = stat, layers, wanted
+        self._layers, self._wanted = layers, wanted
+        self._firsts = {stat: place * len(layers) for place, stat in enumerate(stats)}
+        self._width = len(stats) * len(layers)
         self._has_values, self._has_state = any(name != NONFINITE for name in wanted), NONFINITE in wanted
         # One longer than needed: all greater layer numbers have the last entry, which is -1.
         self._columns = np.full(int(layers.max(initial=-1)) + 2, -1, np.intp)
         self._columns[layers] = np.arange(len(layers))
         groups = layers // TILE_LAYERS
-        self._groups = {number: _LayerGroup(layers, groups == number) for number in np.unique(groups).tolist()}
+        self._groups = {
+            number: {stat: _LayerGroup(layers, groups == number, first) for stat, first in self._firsts.items()}
+            for number in np.unique(groups).tolist()
+        }
 
     def from_tiles(self, level: int, begin: int, end: int) -> Aggregates:
-        kinds = [STEPS]
-        kinds += [kind for kind, is_wanted in ((STATE, self._has_state), (self._stat, self._has_values)) if is_wanted]
+        kinds = [STEPS, *([STATE] if self._has_state else []), *(self._firsts if self._has_values else [])]
         heads: list[tuple[TileKey, Arrays]] = []
         planes: dict[tuple[int, int], list[tuple[TileKey, Arrays]]] = {}
         for key, arrays in self.view.read_tiles(kinds, level, begin, end, self._groups):
@@ -151,7 +159,7 @@ class StatSource(Source[Aggregates]):
             steps.append(starts[slices[-1]])
         of_samples = ((MINIMUM, self._has_values), (NONFINITE, self._has_state))
         filled = self._wanted if level else [name for name, is_wanted in of_samples if is_wanted]
-        result = Aggregates.without_samples(np.concatenate(steps), len(self._layers), filled)
+        result = Aggregates.without_samples(np.concatenate(steps), self._width, filled)
         row = 0
         for (head_key, _), rows in zip(heads, slices, strict=True):
             target = slice(row, row + rows.stop - rows.start)
@@ -169,25 +177,28 @@ class StatSource(Source[Aggregates]):
     def concat(self, parts: Sequence[Aggregates]) -> Aggregates:
         if parts:
             return Aggregates.concat(parts)
-        return Aggregates.without_samples(np.empty(0, np.int64), len(self._layers), self._wanted)
+        return Aggregates.without_samples(np.empty(0, np.int64), self._width, self._wanted)
 
     def _copy_tile(self, result: Aggregates, target: slice, key: TileKey, arrays: Arrays, rows: slice) -> None:
         for stored_name, plane in arrays.items():
             name = NONFINITE if key.kind == STATE else MINIMUM if stored_name == "plane" else stored_name
             if name in result.planes:
                 values = plane[rows] == types.NONFINITE if key.kind == STATE and key.level == 0 else plane[rows]
-                self._groups[key.layer_group].copy(result.planes[name][target], values)
+                groups = self._groups[key.layer_group]
+                for group in groups.values() if key.kind == STATE else [groups[key.kind]]:
+                    group.copy(result.planes[name][target], values)
 
     def _aggregates(self, batch: LoggedBatch) -> Aggregates:
         columns = batch.columns
-        shape = (len(columns.steps), len(self._layers))
+        shape = (len(columns.steps), self._width)
         values, nonfinite = np.full(shape, np.nan, np.float32), np.zeros(shape, np.bool_)
         targets = self._columns[np.minimum(batch.numbers, len(self._columns) - 1)]
         sources = np.flatnonzero(targets >= 0)
         targets = targets[sources]
-        nonfinite[:, targets] = columns.state[:, sources] == types.NONFINITE
-        if self._stat in columns.values:
-            values[:, targets] = columns.values[self._stat][:, sources]
+        for stat, first in self._firsts.items():
+            nonfinite[:, first + targets] = columns.state[:, sources] == types.NONFINITE
+            if stat in columns.values:
+                values[:, first + targets] = columns.values[stat][:, sources]
         return Aggregates.of_samples(columns.steps, values, nonfinite, self._wanted)
 
 

@@ -114,7 +114,7 @@
       cards.get(key).asked = now;
     }
     const number = ++sent;
-    fetch("/_panels?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
+    fetch("/_metrics?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
       for (const panel of panels) show(panel, now, number, question);
     }).catch(() => {
       const left = missing.filter((key) => cards.has(key)).map((key) => cards.get(key));
@@ -131,7 +131,7 @@
     // The reader has gone on to another run, or a later question was answered sooner.
     if (question.run !== told.run || !card || (card.number || 0) > number) return;
     Object.assign(card, { of, number, found: panel });
-    part(card, "a.save").href = "/_csv/metrics?" + new URLSearchParams({ ...question, key: panel.key });
+    part(card, "a.save").href = "/_download/metrics?" + new URLSearchParams({ ...question, key: panel.key });
     delete part(card, ".plot").dataset.says;
     try {
       window.gradcanary.react(part(card, ".plot"), panel.figure);

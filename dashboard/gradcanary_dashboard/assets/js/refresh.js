@@ -24,8 +24,8 @@
   }
 
   // A change may take its time, a test message ten seconds.
-  function isQuestion({ method = "GET" }) {
-    return method === "GET";
+  function isQuestion({ method = "GET", reads = false }) {
+    return reads || method === "GET";
   }
 
   const plainFetch = window.fetch;
@@ -119,7 +119,8 @@
 
   // What a page lacks, whole: who has the beginning of a picture no more asks as if it had nothing.
   async function askWhole(path, search, shown) {
-    const response = await window.fetch("/_news?" + new URLSearchParams({ path, search, shown }), { cache: "no-store" });
+    const question = { method: "POST", body: JSON.stringify({ path, search, shown }), reads: true };
+    const response = await window.fetch("/_refresh", question);
     const answer = response.status === 200 ? await response.json() : null;
     if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
     return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
