@@ -104,7 +104,7 @@ def watch_when_training() -> None:
     settings = Settings.resolve(os.environ)
     with _lock:
         if not _open:
-            Watch(settings, None, None, None, is_automatic=True)
+            atexit.register(Watch(settings, None, None, None, is_automatic=True)._end_unstepped)  # noqa: SLF001 -- the same module
 
 
 class Watch:
@@ -235,6 +235,11 @@ class Watch:
             "watch() without arguments follows all optimizers of a process"
         )
         self.close()
+
+    def _end_unstepped(self) -> None:
+        """At the exit of the process: report that no step came, unless one did or an error ended the script."""
+        if self._session.sender is None and error_of_process() is None:
+            self._close("finished", None, 0.0, is_exit=True)
 
     def _begin(self) -> str:
         """Return the launch. Called when the session begins: a watch that waits may begin in a fork."""

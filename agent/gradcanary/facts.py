@@ -15,7 +15,10 @@ NO_STEP = wire.Fact(
     "copies of the parameters are updated, watch(optimizer=) takes their optimizer.",
     layers=(),
 )
-STILL_NO_STEP = "no step until the end: nothing was measured"
+STILL_NO_STEP = (
+    "no step until the end: nothing was measured. A loop that updates its parameters itself calls "
+    "gradcanary.watch(model) once and gradcanary.step() after each update"
+)
 SHARDED = wire.Fact(
     code="sharded",
     text="Each process holds a part of each gradient and sends what it measured of it; the collector puts them "

@@ -34,6 +34,8 @@ other machines."""
 
 USAGE = "gradcanary run [--url URL] [--run NAME] [--every N] [--] SCRIPT.py ... | -m MODULE ... | COMMAND ..."
 
+PAGE = "gradcanary: the page appears at the first optimizer step: {page}"
+
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
 
@@ -83,7 +85,7 @@ def start_watched(command: Sequence[str], *, url: str | None, run: str | None, e
     environ = environment(os.environ, program, url=url, run=run, every=every)
     with contextlib.suppress(OSError):
         page = f"{environ['GRADCANARY_URL']}/runs/{environ['GRADCANARY_RUN']}"
-        print(f"gradcanary: {page}", file=sys.stderr, flush=True)  # noqa: T201 -- for the person at the terminal
+        print(PAGE.format(page=page), file=sys.stderr, flush=True)  # noqa: T201 -- for the person at the terminal
     for name in _IGNORED_BY_PYTHON:  # from this interpreter's start; the command gets them back
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
