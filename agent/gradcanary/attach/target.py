@@ -42,8 +42,9 @@ _STEP_SOURCES = {
 NO_STEP = "no optimizer has stepped yet: what it trains will be on the page with the first step"
 NO_OPTIMIZER = (
     "no optimizer lives in this process: the first one that steps will be followed. A loop that updates its parameters "
-    "itself calls gradcanary.watch(model) once and gradcanary.step() after each update"
+    "itself cannot be attached to: it calls gradcanary.watch(model) once and gradcanary.step() after each update"
 )
+NO_PAGE = "{url} (appears with the first step)"
 NO_WINDOW = "no whole window of micro-steps was seen yet: K and what is low will be on the page"
 ALERT = "--absmax-below 1e-4 makes that an alert"
 UNAUTHORIZED = (
@@ -158,8 +159,9 @@ class Target:
 
 
 def _is_complete(status: dict[str, Any] | None) -> bool:
+    """Return True if nothing more is to be expected: a process without an optimizer makes no step."""
     if status is None or status["layers"] is None or status["is_heard"] is None:
-        return False
+        return status is not None and not status["alive"]
     return status["k"] is not None or status["is_silent"]
 
 
@@ -175,7 +177,7 @@ def described(status: Mapping[str, Any], pid: int, stopped_s: float | None) -> I
         *_collector(status),
         ("stood still", f"{by_gdb}{status['held_s']:.2f} s to begin"),
         ("run", status["run"]),
-        ("page", status["url"]),
+        ("page", status["url"] if status["layers"] is not None else NO_PAGE.format(url=status["url"])),
         ("leave with", f"gradcanary detach {pid}{until}"),
     ]
     yield from (f"  {name:<13}{text}" for name, text in lines)
