@@ -246,7 +246,14 @@ def test_retry_after_is_waited_for(monkeypatch):
         assert second.at - first.at >= 1
 
 
-@pytest.mark.parametrize(("status", "word"), [(401, "our token"), (403, "our token"), (426, "Speak 2")])
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        (401, "refuses the token: set GRADCANARY_TOKEN to a valid one; 'gradcanary token create --scope ingest "),
+        (403, "refuses the token"),
+        (426, "Speak 2"),
+    ],
+)
 def test_what_only_a_person_changes_is_said_once_and_tried_again(status, word, capsys):
     with collector_that(once("hello", Says(status, refusal("x", "Speak 2.")), times=3)) as collector:
         trained(collector.url, 5, pause=lambda: until(lambda: collector.of("batches")))

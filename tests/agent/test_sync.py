@@ -262,7 +262,10 @@ def test_a_token_that_is_refused_is_tried_once(left):
         wait_for(left, collector.url, "x.spool", "y.spool")
         done = synced(left / "x.spool", left / "y.spool", left / "x.spool")
         assert len(collector.heard) == 1
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["1 of 2", "2 of 2"]
+    lines = done.stdout.splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["1 of 2", "2 of 2"]
+    assert all(f"{collector.url} refuses the token: give a valid one with --token" in line for line in lines)
+    assert "--url" not in done.stdout
 
 
 def test_a_collector_that_is_busy_is_not_waited_for_by_each_session(left):

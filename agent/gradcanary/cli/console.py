@@ -29,7 +29,9 @@ ROW_INDENT = "    "
 
 SEVERITIES = ("information", "warning", "critical")
 
-TOKEN = "Give a token with --token or GRADCANARY_TOKEN, which ps does not show."  # noqa: S105 -- what to do for one
+TOKEN = """\
+Give a token with --token or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
+collector runs."""  # noqa: S105 -- what to do for one
 
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""

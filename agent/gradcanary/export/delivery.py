@@ -22,6 +22,9 @@ REFUSED = (401, 403, 426)
 MOST_SPACING_S = 10.0
 """At most between two batches: what the collector knows of a training would be too old."""
 
+HOW_TO_CREATE = "'gradcanary token create --scope ingest --name NAME' makes one where the collector runs"
+REFUSED_TOKEN = f"{{url}} refuses the token: set GRADCANARY_TOKEN to a valid one; {HOW_TO_CREATE} ({{why}}); {{hint}}"
+
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000)
 """Until the collector has sent its own."""
 
@@ -174,8 +177,7 @@ class Delivery:
             self.is_deleted = True
             return True
         if status in (401, 403):
-            why = answer.message or f"it answers {status}"
-            self._say("the collector refuses our token: set GRADCANARY_TOKEN ({why}); {hint}", why=why)
+            self._say(REFUSED_TOKEN, why=answer.message or f"it answers {status}")
             self.is_unauthorized = True
             return False
         if status == 426:

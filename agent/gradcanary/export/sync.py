@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gradcanary import wire
-from gradcanary.export.delivery import Delivery
+from gradcanary.export.delivery import HOW_TO_CREATE, Delivery
 from gradcanary.export.outbox import Outbox, RetryQueue
 from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError
 from gradcanary.export.transport import Transport
@@ -24,7 +24,9 @@ MAX_WAIT_S = 15.0
 """Between two of them."""
 
 KEPT = "what was not sent stays in its spool"
-NOT_TAKEN = "{steps} left in {path}: {url} does not take them; --url URL sends them elsewhere"
+LEFT = "{steps} left in {path}: {url} {why}"
+NOT_TAKEN = "does not take them; --url URL sends them elsewhere"
+REFUSED_TOKEN = f"refuses the token: give a valid one with --token or GRADCANARY_TOKEN; {HOW_TO_CREATE}"
 
 Prints = Callable[[str], None]
 
@@ -49,7 +51,7 @@ def sync(paths: Sequence[Path], url: str | None, token: str | None, say: Prints)
     if len(paths) > 1:
         say(f"{len(paths):,} sessions to send")
     is_all_sent = True
-    silent: set[str] = set()
+    silent: dict[str, str] = {}
     for number, path in enumerate(paths, 1):
         line, is_sent = _deliver(path, url, token, silent)
         is_all_sent &= is_sent
@@ -64,7 +66,7 @@ def _age(path: Path) -> tuple[float, str]:
         return 0.0, path.name
 
 
-def _deliver(path: Path, url: str | None, token: str | None, silent: set[str]) -> tuple[str, bool]:
+def _deliver(path: Path, url: str | None, token: str | None, silent: dict[str, str]) -> tuple[str, bool]:
     """Deliver a spool unless its collector is silent; return a line about it, and True if nothing is left."""
     try:
         spool = Spool.open(path)
@@ -113,10 +115,10 @@ class Leftover:
         hello = StoredHello(spool.hello)
         self._delivery = Delivery(url, self._transport, hello, self._outbox, guard, lambda _: None, KEPT)
 
-    def deliver(self, silent: set[str]) -> tuple[str, bool]:
+    def deliver(self, silent: dict[str, str]) -> tuple[str, bool]:
         """Send all of it and the end; return a line about it, and True if nothing is left and nothing was lost.
 
-        ``silent`` are the collectors that did not take anything; this one is added if it does not either.
+        ``silent`` has the reason of each collector that did not take anything; this one is added if it does not either.
         """
         outbox = self._outbox
         steps, delivered = outbox.steps, outbox.progress.delivered
@@ -125,9 +127,9 @@ class Leftover:
         if is_done or self._delivery.is_deleted:
             outbox.queue.discard_all()
         elif not self._delivery.is_closed:
-            silent.add(self._url)
+            why = silent.setdefault(self._url, REFUSED_TOKEN if self._delivery.is_unauthorized else NOT_TAKEN)
             if not sent:
-                return NOT_TAKEN.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url), False
+                return LEFT.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url, why=why), False
         left = outbox.steps
         lost = steps - left - sent
         line = f"{self._spool.run}, session {self._spool.session}: {_steps(sent)} sent to {self._url}"
