@@ -44,11 +44,14 @@ class UsageError(Exception):
 
 
 class CollectorError(Exception):
-    """A request to the collector failed; ``is_refusal``: because of the arguments of the command."""
+    """A request to the collector failed; ``is_refusal``: because of the arguments of the command.
 
-    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+    ``field`` is the argument in the API, empty if the collector names none.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False, field: str = "") -> None:
         super().__init__(message)
-        self.is_refusal = is_refusal
+        self.is_refusal, self.field = is_refusal, field
 
 
 class CollectorClient:
@@ -73,7 +76,7 @@ class CollectorClient:
         if answer.status in (401, 403) and answer.message:
             raise CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
-            raise CollectorError(answer.message, is_refusal=True)
+            raise CollectorError(answer.message, is_refusal=True, field=answer.field)
         try:
             if answer.status < 300:
                 return json.loads(answer.body) if answer.body else None

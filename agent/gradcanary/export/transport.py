@@ -37,7 +37,10 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A status, a body, and how long the collector asks to wait; ``code`` is that of an error body, else empty."""
+    """A status, a body, and how long the collector asks to wait.
+
+    ``code``, ``message`` and ``field`` are those of an error body, else empty.
+    """
 
     status: int
     body: bytes
@@ -50,6 +53,10 @@ class Answer:
     @property
     def message(self) -> str:
         return str(self._error().get("message", ""))[:500]
+
+    @property
+    def field(self) -> str:
+        return str(self._error().get("field") or "")
 
     def _error(self) -> dict[str, object]:
         try:
