@@ -200,7 +200,8 @@ def test_a_training_that_was_killed_left_what_it_had(spool_folder, collector, un
     assert synced("--url", collector.url).returncode == 0
     detail = collector.get("/api/v1/runs/spooled").json()
     assert detail["step"] == 298, "a step is told when the next one begins"
-    assert detail["state"] != "finished", "it did not say so"
+    session = detail["sessions"][0]
+    assert (detail["state"], session["state"], session["last_step"]) == ("crashed", "crashed", 298)
     assert (detail["gaps"], detail["sessions"][0]["dropped_steps"]) == ([], 0)
     assert arrived(collector) == list(range(detail["step"] + 1))
     found, complete = kept(collector), undisturbed[0]

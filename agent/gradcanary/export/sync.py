@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gradcanary import wire
@@ -22,6 +23,9 @@ TRIES = 4
 
 MAX_WAIT_S = 15.0
 """Between two of them."""
+
+KILLED = wire.End("crashed", None, "the process left no end: it was killed, or could not write in time")
+"""The end of a session whose process is gone."""
 
 KEPT = "what was not sent stays in its spool"
 LEFT = "{steps} left in {path}: {url} {why}"
@@ -110,6 +114,9 @@ class Leftover:
     def __init__(self, spool: Spool, url: str, token: str | None) -> None:
         guard = Guard()
         self._spool, self._url = spool, url
+        if spool.ending is None:
+            with suppress(OSError):  # a folder that is read-only now: the session stays without an end
+                spool.end(wire.dump(KILLED), spool.made)
         self._outbox = Outbox(RetryQueue(None, guard.print_once, spool), spool)
         self._transport = Transport(url, token, spool.run, spool.session)
         hello = StoredHello(spool.hello)
@@ -158,7 +165,7 @@ class Leftover:
         return False
 
     def _send_end(self) -> bool:
-        """Send how the session ended; one that was killed left no end."""
+        """Send how the session ended."""
         if self._outbox.has_unreported_drops:
             self._delivery.beat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
         return self._spool.ending is None or self._delivery.end(self._spool.ending)
