@@ -1,6 +1,7 @@
 """``gradcanary sync`` delivers what trainings left: from a terminal, killed in its middle, into whatever answers."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -116,6 +117,20 @@ def test_one_process_of_a_machine_says_it(left, environ, is_told):
     spool.report_unsent({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
     assert said == [f"1 earlier session waits here to be sent: gradcanary sync {left}"] * is_told
     assert contents(left) == before
+
+
+@pytest.mark.parametrize("clean", ["begin", "sync"])
+def test_a_folder_whose_process_was_killed_as_it_made_or_deleted_it_is_removed(tmp_path, clean):
+    for name in ("old.s.spool.new", "old.s.spool.gone", "just.s.spool.new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "acked").write_bytes(bytes(40))
+    for name in ("old.s.spool.new", "old.s.spool.gone"):
+        os.utime(tmp_path / name, (0, 0))
+    if clean == "begin":
+        spool.report_unsent({"GRADCANARY_SPOOL": str(tmp_path)}, pytest.fail)
+    else:
+        assert sync.find_spools([tmp_path]) == []
+    assert files(tmp_path) == ["just.s.spool.new"]
 
 
 def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):

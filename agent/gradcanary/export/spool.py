@@ -20,6 +20,7 @@ import os
 import shlex
 import shutil
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,7 +38,12 @@ LIMIT_BYTES = 256 * 2**20
 MAX_SEGMENTS = 64
 """In a full spool: a segment has 4 MB."""
 
-SUFFIX = ".spool"
+SUFFIX, UNREADY, GONE = ".spool", ".spool.new", ".spool.gone"
+"""Ends of the name of a spool, of one that is being made, and of one that is being deleted."""
+
+ABANDONED_S = 60.0
+"""To make or to delete a folder takes milliseconds; after this time its process was killed meanwhile."""
+
 SEGMENT = "{:06}.seg"
 FORMAT = 1
 """Of the folder; another version of gradcanary may write another one."""
@@ -138,7 +144,7 @@ class Spool:
         """Make the folder of a session; raises OSError if that is not possible."""
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = parent / f"{run}.{session}{SUFFIX}"
-        unready = path.with_name(path.name + ".new")  # renamed once it is complete and locked
+        unready = path.with_suffix(UNREADY)  # renamed once it is complete and locked
         unready.mkdir(mode=0o700)
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, unready, ignore_errors=True)
@@ -256,7 +262,7 @@ class Spool:
     def delete(self) -> None:
         """Remove the folder."""
         self._require_open()
-        gone = self.path.with_name(self.path.name + ".gone")
+        gone = self.path.with_suffix(GONE)
         with contextlib.suppress(OSError):  # its parent is read-only now; nothing in it waits
             self.path.rename(gone)  # first, so that no process finds the half of it
             shutil.rmtree(gone, ignore_errors=True)
@@ -313,6 +319,7 @@ def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> Non
         parent = folder(environ)
     except RuntimeError:
         return  # a user without a home, as often in a container, has no such folder
+    remove_abandoned(parent)
     count = 0
     for path in parent.glob(f"*{SUFFIX}"):
         count += _is_unsent(path)
@@ -321,6 +328,14 @@ def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> Non
     if count:
         number = f"{count}" if count < MAX_COUNTED else f"{count} and more"
         say((ONE_UNSENT if count == 1 else SOME_UNSENT).format(count=number, folder=shlex.quote(str(parent))))
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders that a killed process did not finish making or deleting."""
+    for path in (*parent.glob(f"*{UNREADY}"), *parent.glob(f"*{GONE}")):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_unsent(path: Path) -> bool:

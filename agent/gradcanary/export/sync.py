@@ -14,7 +14,7 @@ from pathlib import Path
 from gradcanary import wire
 from gradcanary.export.delivery import HOW_TO_CREATE, Delivery
 from gradcanary.export.outbox import Outbox, RetryQueue
-from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError
+from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError, remove_abandoned
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 
@@ -43,6 +43,8 @@ def find_spools(folders: Iterable[Path]) -> list[Path]:
             raise ValueError(
                 f"{folder} is not a folder" if folder.exists() else f"{folder} is not there, or was sent already"
             )
+        if folder.suffix != SUFFIX:
+            remove_abandoned(folder)
         found += [folder] if folder.suffix == SUFFIX else folder.glob(f"*{SUFFIX}")
     return sorted(dict.fromkeys(found), key=_age)
 
