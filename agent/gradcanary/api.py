@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Alert = wire.Brief
 
+WRONG_LOG = "a call of log() is not stored ({error}); further ones that are wrong are not reported"
+
 _lock = threading.Lock()
 _open: list[Watch] = []
 
@@ -112,6 +114,7 @@ class Watch:
 
     run: str
     url: str
+    _has_logged = False
     _launch: str | None = None
     _notice: notices.Notice | None = None
 
@@ -164,19 +167,18 @@ class Watch:
         """Store numbers of your own beside the gradients, for the present step or a given one.
 
         Values are numbers or tensors of one element, which another thread reads later. ``tags`` distinguish series of
-        one name. A loss given here replaces the captured one. Raises TypeError or ValueError on wrong arguments while
-        the watch is open.
+        one name. A loss given here replaces the captured one. Raises TypeError or ValueError on wrong arguments until a
+        call was right. A wrong call after that is reported once on stderr and stores nothing: it ends no training.
         """
         if not self._is_ours() or self._session.is_recorded:
             return
-        values = {"loss": loss, "lr0": lr, **metrics}
-        labels = check_tags(tags)
-        number = check_step(step)
-        for name, value in values.items():
-            if value is None:
-                continue
-            check_name(name, is_own=name in ("loss", "lr0"))
-            self._session.log(name, labels, number, check_number(name, value))
+        try:
+            self._log({"loss": loss, "lr0": lr, **metrics}, tags, step)
+        except Exception as error:
+            if not self._has_logged:
+                raise
+            self._session.guard.print_once(WRONG_LOG, error=error)
+        self._has_logged = True
 
     def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
         """Read a tensor in which you sum a layer's gradients yourself, instead of the layer's ``.grad``.
@@ -283,6 +285,15 @@ class Watch:
             self._session.forked()
             self._withdraw_notice()
         return is_waiting
+
+    def _log(self, values: Mapping[str, object], tags: Mapping[str, str] | None, step: int | None) -> None:
+        labels, number = check_tags(tags), check_step(step)
+        given = {name: value for name, value in values.items() if value is not None}
+        for name in given:
+            check_name(name, is_own=name in ("loss", "lr0"))
+        checked = [(name, check_number(name, value)) for name, value in given.items()]
+        for name, value in checked:
+            self._session.log(name, labels, number, value)
 
     def _is_ours(self) -> bool:
         return not self._is_closed and os.getpid() == self._pid

@@ -235,6 +235,19 @@ def test_a_wrong_log_raises(collector, training, arguments, error, said):
         watch.log(**arguments)
 
 
+def test_a_wrong_log_after_a_right_one_ends_no_training(collector, training, capsys):
+    with gradcanary.watch(training.model, training.optimizer, run="logs") as watch:
+        training.steps(1)
+        watch.log(acc=0.5)
+        watch.log(other=1, acc=[0.5])
+        watch.log(acc=torch.zeros(2), step=-1)
+        watch.log(late=1)
+        training.steps(1)
+    assert capsys.readouterr().err.count("gradcanary: a call of log() is not stored (log(acc=) is a list") == 1
+    stored = {name for name in ("acc", "other", "late") if metrics(collector, name)}
+    assert stored == {"acc", "late"}
+
+
 def test_pause_looks_away_until_the_next_step(collector, training):
     with gradcanary.watch(training.model, training.optimizer, run="pause") as watch:
         training.steps(2)
