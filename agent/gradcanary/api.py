@@ -88,11 +88,11 @@ def step() -> None:
 
     Without a watch it does nothing.
     """
-    for each in opened():
+    for each in open_watches():
         each.step()
 
 
-def opened() -> tuple[Watch, ...]:
+def open_watches() -> tuple[Watch, ...]:
     """Return the watches that are open."""
     return tuple(_open)
 
@@ -133,17 +133,17 @@ class Watch:
         from gradcanary.session import Session
 
         suggested = training_loop.run_name() if settings.run is None else None
-        self.run = identity.run_of(settings, suggested, default_run)
+        self.run = identity.choose_run(settings, suggested, default_run)
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
         self._is_automatic = is_automatic
         self._is_closed = False
         self._pid = os.getpid()
-        self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
+        self._unregister_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
         self._session = Session(settings, self.run, self._begin, on_alert)
         if begins:
             self._attach(model, optimizer)
-            self._leave_notice()
+            self._post_notice()
         if settings.run not in (None, self.run):
             self._session.guard.print_once(
                 f"the run is called {self.run!r}: a name has up to {identity.MAX_RUN} letters, digits, '.', '_' and '-'"
@@ -251,8 +251,8 @@ class Watch:
         if parent_process() is None:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
-            self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
-        self._launch = self._launch or identity.launch_of(self.run)
+            self._unregister_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
+        self._launch = self._launch or identity.next_launch(self.run)
         return self._launch
 
     def _attach(
@@ -261,7 +261,7 @@ class Watch:
         self._session.attach(model, optimizer, waits=self._is_automatic, is_late=is_late)
         _open.append(self)
 
-    def _leave_notice(self) -> None:
+    def _post_notice(self) -> None:
         """Let ``gradcanary ps`` find the watch, if the system gives a file for it."""
         with suppress(AttributeError, OSError):
             by = "gradcanary run" if self._is_automatic else "watch()"
@@ -282,7 +282,7 @@ class Watch:
         if is_waiting:
             self._pid = os.getpid()
         else:
-            self._session.forked()
+            self._session.on_fork()
             self._withdraw_notice()
         return is_waiting
 
@@ -302,11 +302,11 @@ class Watch:
         error = error_of_process()
         self._close("finished" if error is None else "crashed", error, 5.0, is_exit=True)
         if os.getpid() == self._pid:
-            self._session.leave()
+            self._session.detach_if_closed()
 
     def _close(self, state: str, error: BaseException | None, timeout_s: float, *, is_exit: bool = False) -> None:
         if self._is_closed and os.getpid() == self._pid:
-            self._session.leave_late()
+            self._session.detach_late()
         if not self._is_ours():
             return
         self._is_closed = True
@@ -314,7 +314,7 @@ class Watch:
             _open.remove(self)
         self._withdraw_notice()
         end = wire.End(state, None, guard.describe(error))
-        self._session.close(end, timeout_s, self._leave_exit, is_exit=is_exit)
+        self._session.close(end, timeout_s, self._unregister_exit, is_exit=is_exit)
 
 
 def _same_watch(
@@ -328,7 +328,7 @@ def _same_watch(
         if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
             earlier.close()
             continue
-        is_same_run = settings.run is None or identity.allowed(settings.run) == earlier.run
+        is_same_run = settings.run is None or identity.allowed_name(settings.run) == earlier.run
         if is_same_run and earlier.matches(model, optimizer):
             return earlier
         if not is_same_run or (model is None and optimizer is None):

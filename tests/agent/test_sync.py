@@ -383,4 +383,4 @@ def test_no_torch_is_needed(left):
     ],
 )
 def test_where_files_are(environ, expected):
-    assert spool.folder(environ) == Path(expected)
+    assert spool.default_folder(environ) == Path(expected)

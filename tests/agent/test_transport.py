@@ -16,7 +16,7 @@ import pytest
 import trustme
 from scripted import WAIT_S, until
 
-from gradcanary.export.transport import Answer, Connection, Transport, UnreachableError, trusted
+from gradcanary.export.transport import Answer, Connection, Transport, UnreachableError, tls_context
 
 LARGE = bytes(2**26)
 """More than what two sockets of a loopback hold."""
@@ -286,7 +286,7 @@ def test_what_is_sent_while_tls_is_cut_off_is_never_plain_text(
 
     with serving(scheme, authority, reads) as transport, monkeypatch.context() as patched:
         _, (host, port) = address_of(transport)
-        connection = Connection(host, port, trusted(os.environ))
+        connection = Connection(host, port, tls_context(os.environ))
         with contextlib.closing(connection):
             connection.connect()
             patched.setattr(socket.socket, "shutdown", after_another_send)

@@ -162,7 +162,7 @@ def test_a_watch_of_another_model_ends_the_earlier_one(collector, training, caps
 
 
 def test_a_cell_run_again_is_the_next_launch_of_the_same_run(collector, training, monkeypatch):
-    monkeypatch.setattr("gradcanary.identity._unnamed", None)
+    monkeypatch.setattr("gradcanary.identity._default_run", None)
     monkeypatch.setattr(sys.modules["__main__"], "get_ipython", lambda: None, raising=False)
     first = gradcanary.watch()
     assert gradcanary.watch() is first, "nothing has stepped yet"
@@ -263,7 +263,7 @@ def test_pause_looks_away_until_the_next_step(collector, training):
 def test_a_step_by_hand_begins_no_session_that_waits(collector, training):
     """As in a script of ``gradcanary run``, which has no model."""
     gradcanary.api.watch_when_training()
-    (watch,) = gradcanary.api.opened()
+    (watch,) = gradcanary.api.open_watches()
     with watch:
         training.model(torch.randn(4, 4)).sum().backward()
         gradcanary.step()

@@ -278,7 +278,7 @@ def test_ps_tells_what_watches_a_process_and_its_run(typed: Typed, tmp_path: Pat
     ):
         assert listed(typed, coded.pid) == ("coded", "watch()", f"{url}/runs/coded")
         assert listed(typed, launched.pid) == ("launched", "gradcanary run", f"{url}/runs/launched")
-        (child,) = [each for each in processes.all_of(os.geteuid()) if each.parent == coded.pid]
+        (child,) = [each for each in processes.find_all(os.geteuid()) if each.parent == coded.pid]
         assert listed(typed, child.pid) == ("-", "-", ""), "its parent's watch is none of its own"
         assert coded.stdin is not None
         assert coded.stdout is not None
@@ -287,7 +287,7 @@ def test_ps_tells_what_watches_a_process_and_its_run(typed: Typed, tmp_path: Pat
         assert coded.stdout.readline() == "closed\n"
         assert listed(typed, coded.pid) == ("-", "-", "")
         os.kill(child.pid, 9)
-        for each in processes.all_of(os.geteuid()):
+        for each in processes.find_all(os.geteuid()):
             if each.parent == launched.pid:
                 os.kill(each.pid, 9)
 

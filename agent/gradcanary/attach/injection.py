@@ -108,7 +108,7 @@ def _by_remote_exec(process: processes.Process, line: str, folder: Path) -> None
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=process.environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, output=error)) from error
+        raise AttachError(NO_REMOTE.format(version=process.python_version, pid=process.pid, output=error)) from error
     if ended.returncode:
         raise AttachError(remedy_for(ended.stderr, process))
 
@@ -120,7 +120,7 @@ def remedy_for(output: str, process: processes.Process) -> str:
         return NOT_PERMITTED.format(pid=process.pid).replace("let gdb attach", "allow writing")
     if "disabled" in last or "not enabled" in last:
         return DISABLED.format(pid=process.pid)
-    return NO_REMOTE.format(version=process.spelled, pid=process.pid, output=last or "nothing")
+    return NO_REMOTE.format(version=process.python_version, pid=process.pid, output=last or "nothing")
 
 
 # -- gdb -------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def remedy_for(output: str, process: processes.Process) -> str:
 def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
     gdb = shutil.which("gdb")
     if gdb is None:
-        raise AttachError(NO_GDB.format(version=process.spelled))
+        raise AttachError(NO_GDB.format(version=process.python_version))
     held = line.encode() + b"\0"
     (folder / "line").write_bytes(held)
     script = folder / "script.gdb"
@@ -186,7 +186,7 @@ def _continue(process: processes.Process) -> None:
     A running process gets no signal: it may have a handler for it.
     """
     for _ in range(10):
-        if processes.state(process.pid) == "T":
+        if processes.read_state(process.pid) == "T":
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.02)

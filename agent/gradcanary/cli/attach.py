@@ -42,7 +42,7 @@ def _pid(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    return console.time_span(text).total_seconds()
+    return console.parse_time_span(text).total_seconds()
 
 
 def _run(arguments: argparse.Namespace) -> int:

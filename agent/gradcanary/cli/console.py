@@ -118,9 +118,9 @@ Command = Callable[[argparse.Namespace, CollectorClient], int | None]
 
 def tls_context(url: str) -> ssl.SSLContext | None:
     """Return the TLS context for a collector, None for one without TLS; raises OSError on a wrong CA file."""
-    from gradcanary.export.transport import trusted
+    from gradcanary.export import transport
 
-    return trusted(os.environ) if urlsplit(url).scheme == "https" else None
+    return transport.tls_context(os.environ) if urlsplit(url).scheme == "https" else None
 
 
 def add_command(
@@ -154,7 +154,7 @@ def run_command(command: Command, arguments: argparse.Namespace) -> int:
         return 2
 
 
-def time_span(text: str) -> timedelta:
+def parse_time_span(text: str) -> timedelta:
     """Return the length of ``45s``, ``30m``, ``8h`` or ``3d``; raises ArgumentTypeError."""
     matched = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     span = timedelta(**{_UNITS[matched[2]]: int(matched[1])}) if matched else None
@@ -163,7 +163,7 @@ def time_span(text: str) -> timedelta:
     return span
 
 
-def minute(moment: str) -> str:
+def to_minute(moment: str) -> str:
     """Return a time of the API, RFC 3339 in UTC, to the minute."""
     return moment[:16].replace("T", " ")
 

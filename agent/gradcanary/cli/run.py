@@ -123,14 +123,14 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of the command; raises ValueError on a wrong option or variable."""
     settings = Settings.resolve(environ, spelled="--{}", url=url, run=run, every=every)
-    launch = identity.launch_id(environ, identity.started(os.getppid()))
-    name = settings.run or identity.run_name(identity.subject(program), time.strftime("%Y%m%d"), launch)
+    launch = identity.launch_id(environ, identity.start_time(os.getppid()))
+    name = settings.run or identity.run_name(identity.script_name(program), time.strftime("%Y%m%d"), launch)
     others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(FOLDER)]
     found = {
         **environ,
         "GRADCANARY_WATCH": "1",
         "GRADCANARY_URL": settings.url,
-        "GRADCANARY_RUN": identity.allowed(name),
+        "GRADCANARY_RUN": identity.allowed_name(name),
         "GRADCANARY_LAUNCH": launch,
         "PYTHONPATH": os.pathsep.join([str(FOLDER), *others] if any(others) else [str(FOLDER)]),
     }

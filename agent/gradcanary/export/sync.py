@@ -49,19 +49,19 @@ def find_spools(folders: Iterable[Path]) -> list[Path]:
     return sorted(dict.fromkeys(found), key=_age)
 
 
-def sync(paths: Sequence[Path], url: str | None, token: str | None, say: Prints) -> bool:
+def sync_spools(paths: Sequence[Path], url: str | None, token: str | None, print_line: Prints) -> bool:
     """Deliver spools in their order and print a line for each; return True if nothing is left that could be sent.
 
     ``url`` is the collector's, None for the one of the training. A spool that a process uses is skipped.
     """
     if len(paths) > 1:
-        say(f"{len(paths):,} sessions to send")
+        print_line(f"{len(paths):,} sessions to send")
     is_all_sent = True
     silent: dict[str, str] = {}
     for number, path in enumerate(paths, 1):
         line, is_sent = _deliver(path, url, token, silent)
         is_all_sent &= is_sent
-        say(line if len(paths) == 1 else f"{number:,} of {len(paths):,}: {line}")
+        print_line(line if len(paths) == 1 else f"{number:,} of {len(paths):,}: {line}")
     return is_all_sent
 
 
@@ -169,8 +169,8 @@ class Leftover:
     def _send_end(self) -> bool:
         """Send how the session ended."""
         if self._outbox.has_unreported_drops:
-            self._delivery.beat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
-        return self._spool.ending is None or self._delivery.end(self._spool.ending)
+            self._delivery.send_heartbeat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
+        return self._spool.ending is None or self._delivery.send_end(self._spool.ending)
 
 
 def _steps(count: int) -> str:

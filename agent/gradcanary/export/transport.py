@@ -203,11 +203,11 @@ class Transport:
 
     def _connect(self) -> Connection:
         if self._is_tls and self._trusted is None:
-            self._trusted = trusted(os.environ)  # once: to read the authorities takes longer than to connect
+            self._trusted = tls_context(os.environ)  # once: to read the authorities takes longer than to connect
         return Connection(self._host, self._port, self._trusted)
 
 
-def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
+def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
     """Return the TLS context: it trusts the authority of ``GRADCANARY_CA_FILE``, else those of the system.
 
     Raises OSError that names the file.

@@ -20,11 +20,11 @@ class TorchWaiter(object):
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                self._call_back(spec.loader)
+                self._call_after_import(spec.loader)
                 return spec
         return None
 
-    def _call_back(self, loader):
+    def _call_after_import(self, loader):
         """Have a loader tell of its one import; only the object is touched, and it is as it was afterwards."""
         execute = getattr(loader, "exec_module", None)
 
@@ -38,7 +38,7 @@ class TorchWaiter(object):
         try:
             loader.exec_module = exec_module
         except Exception as error:
-            say(error)
+            print_error(error)
 
 
 def watch():
@@ -51,7 +51,7 @@ def watch():
 
         watch_when_training()
     except Exception as error:
-        say(error)
+        print_error(error)
 
 
 def find_agent():
@@ -69,7 +69,7 @@ def find_agent():
     spec.loader.exec_module(module)
 
 
-def take_what_was_carried():
+def restore_carried_variables():
     """Set our variables where a launcher passed on only those that begin with PYTHON."""
     carried = os.environ.get("PYTHON_GRADCANARY", "")
     if not carried or "GRADCANARY_WATCH" in os.environ:
@@ -81,17 +81,17 @@ def take_what_was_carried():
             name, _, value = pair.partition(b"=")
             os.environ.setdefault(os.fsdecode(name), os.fsdecode(value))
     except Exception as error:
-        say(error)
+        print_error(error)
 
 
-def say(error):
+def print_error(error):
     try:
         sys.stderr.write("gradcanary: this process is not watched (%s: %s)\n" % (type(error).__name__, error))
     except Exception:
         pass
 
 
-def run_the_users_own():
+def run_users_sitecustomize():
     """Put the one aside that this file hides, as if it had never been on the path; its errors are Python's to tell."""
     sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
     del sys.modules["sitecustomize"]
@@ -99,10 +99,10 @@ def run_the_users_own():
 
 
 if sys.version_info >= (3, 4):
-    take_what_was_carried()
+    restore_carried_variables()
     if os.environ.get("GRADCANARY_WATCH") == "1":
         if "torch" in sys.modules:
             watch()
         else:
             sys.meta_path.insert(0, TorchWaiter())
-run_the_users_own()
+run_users_sitecustomize()
