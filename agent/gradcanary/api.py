@@ -57,9 +57,9 @@ def watch(
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
     before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
     first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto", which is 1 for the first 1,000
-    steps of a launch and then as wide as keeps the agent to its ``budget``, a share of the step time; ``include`` and
-    ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below`` are thresholds that alert
-    at their word; ``step`` is the number of the next step where the job was resumed.
+    steps of a launch and then as wide as its ``budget`` requires, a share of the step time. ``include`` and ``exclude``
+    are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
+    is the number of the next step of a resumed job.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -325,7 +325,7 @@ def _same_watch(
 ) -> Watch | None:
     """Return the open watch that a ``watch()`` with these arguments means, and close the others."""
     for earlier in tuple(_open):
-        if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+        if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- the same module
             earlier.close()
             continue
         is_same_run = settings.run is None or identity.allowed_name(settings.run) == earlier.run
@@ -342,7 +342,7 @@ def _forked() -> None:
     """In a forked child: drop the parent's watches, except those that still wait for an optimizer."""
     global _lock
     _lock = threading.Lock()
-    _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- likewise
+    _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- the same module
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,6 +1,6 @@
 """The callback for Lightning: ``Trainer(callbacks=[gradcanary.lightning.GradientMonitor()])``.
 
-The one module that imports Lightning, the installation of it that the script uses; ``import gradcanary`` does not.
+The one module that imports Lightning: the package that the script uses. ``import gradcanary`` does not import it.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def address_of(transport: Transport) -> Address:
 def test_a_name_that_nothing_can_have_is_told_each_time() -> None:
     transport = Transport("http://collector..lan:8600", None, "run", "session")
     for _ in range(2):
-        with pytest.raises(UnreachableError, match=r"collector\.\.lan is no name of a machine"):
+        with pytest.raises(UnreachableError, match=r"collector\.\.lan is not the name of a machine"):
             transport.send("POST", "/end", b"{}")
 
 

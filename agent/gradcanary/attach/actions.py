@@ -22,7 +22,7 @@ HEAD = ("PID", "PYTHON", "RANK", "SINCE", "WATCHED BY", "RUN", "COMMAND")
 
 NOT_ATTACHED = "process {pid} is not attached. gradcanary ps lists those that are"
 LATER = """\
-process {pid} has not reached a moment yet in which hooks can be taken off. It leaves at the next one"""
+process {pid} has not reached a moment yet in which hooks can be removed. It detaches at the next one"""
 NO_TRAINING = "no training of yours runs here that can be attached to: no Python of yours has loaded torch"
 
 
@@ -200,7 +200,7 @@ def _job(pid: int) -> list[int]:
 
 
 def _print(text: str, below: str = "") -> None:
-    print(terminal.wrapped(_printable(text), terminal.width(), below), flush=True)  # noqa: T201 -- the command line speaks
+    print(terminal.wrapped(_printable(text), terminal.width(), below), flush=True)  # noqa: T201 -- the output of the command
 
 
 def _print_error(text: str) -> None:

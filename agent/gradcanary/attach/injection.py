@@ -104,7 +104,7 @@ def _by_remote_exec(process: processes.Process, line: str, folder: Path) -> None
     asking = f"import sys; sys.remote_exec({process.pid}, {str(script)!r})"
     command = [f"/proc/{process.pid}/exe", "-I", "-S", "-c", asking]
     try:
-        ended = subprocess.run(  # noqa: S603 -- the interpreter that runs there, asked for what it is made for
+        ended = subprocess.run(  # noqa: S603 -- the interpreter that runs there
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=process.environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -154,11 +154,11 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
 def _run(command: list[str], process: processes.Process, output: Path) -> tuple[str, bool]:
     """Run gdb to its end: whatever happens to it or to us, the process is not left stopped.
 
-    Returns its output, and whether it was late: it may be late after it has done everything. It writes to a file and
-    belongs to no terminal, so it comes to its end even if this command is killed.
+    Returns its output, and True if it was late: it may be late after it has done everything. It writes to a file and
+    belongs to no terminal, so it reaches its end even if this command is killed.
     """
     with output.open("wb") as file:
-        gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
+        gdb = subprocess.Popen(  # noqa: S603 -- gdb, found on PATH
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             env={**_without_python(os.environ), "LC_ALL": "C", "SHELL": "/bin/sh"},
         )  # fmt: skip

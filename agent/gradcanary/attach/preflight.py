@@ -32,7 +32,7 @@ NO_PYTHON_SEEN = f"process {{pid}} does not look like Python: {{command}}. {LIST
 PYPY = "process {pid} runs PyPy, and this needs CPython. Start the training with: gradcanary run ..."
 TOO_OLD = "process {pid} runs Python {version}, and gradcanary needs 3.10 or newer"
 FREE_THREADED = """\
-process {pid} runs a free-threaded Python {version}, where no moment is safe to come in from outside.
+process {pid} runs a free-threaded Python {version}, where no moment is safe for code from outside.
 Start the training with: gradcanary run ..."""
 NO_TORCH = f"""\
 process {{pid}} has not loaded torch: it trains nothing (yet). A launcher's ranks, or a script's children, have ids of

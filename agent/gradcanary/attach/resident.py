@@ -60,7 +60,7 @@ class AttachedWatch(api.Watch):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not closed, in this process."""
+        """True while the watch is open in this process."""
         return self._is_ours()
 
     def remove_hooks(self) -> None:
@@ -79,7 +79,7 @@ class AttachedWatch(api.Watch):
 
     @property
     def is_flushed(self) -> bool:
-        """Whether closing needs nothing of the training any more."""
+        """True if the last window was submitted: the rest of the close needs nothing of the training."""
         return not self._is_ours() or self._session.is_flushed
 
     @property

@@ -27,7 +27,7 @@ NO_SAFE_POINT = "a moment in which hooks may be put on; it is in {location}"
 TOO_LONG = "process {pid} did not attach within {minutes:.0f} minutes: it waited for {what}. The request was withdrawn"
 GONE = "process {pid} ended meanwhile"
 NO_STATUS = "  it is attached, and does not answer yet: what it trains will be on the page; gradcanary ps shows its run"
-LEFT = "  it was attached, and has been left again already"
+DETACHED = "  it was attached, and is detached again already"
 STEPPING = (
     "process {pid}: attached, waiting for its next whole step, {seconds:.0f} s so far (Ctrl-C leaves it attached)"
 )
@@ -125,7 +125,7 @@ class Target:
         if status is not None:
             yield from describe_status(status, self.process.pid, self.stopped_s)
         elif processes.still_runs(self.process):
-            yield NO_STATUS if self._is_attached() else LEFT
+            yield NO_STATUS if self._is_attached() else DETACHED
         else:
             raise AttachError(GONE.format(pid=self.process.pid))
 
@@ -165,7 +165,7 @@ def _is_complete(status: dict[str, Any] | None) -> bool:
     return status["k"] is not None or status["sends_only_nonfinite"]
 
 
-# -- the status in words ---------------------------------------------------------------------------------------------
+# -- the text of the status ------------------------------------------------------------------------------------------
 
 
 def describe_status(status: Mapping[str, Any], pid: int, stopped_s: float | None) -> Iterator[str]:

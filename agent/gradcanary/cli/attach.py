@@ -36,7 +36,7 @@ def add_commands(commands: Commands) -> None:
 def _pid(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the id of a process: gradcanary ps lists trainings with theirs"
+            f"{text!r} is not the id of a process: gradcanary ps lists trainings and their ids"
         )
     return int(text)
 

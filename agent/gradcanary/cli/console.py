@@ -31,7 +31,7 @@ SEVERITIES = ("information", "warning", "critical")
 
 TOKEN = """\
 Give a token with --token or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
-collector runs."""  # noqa: S105 -- what to do for one
+collector runs."""  # noqa: S105 -- a sentence
 
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""
@@ -40,7 +40,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class UsageError(Exception):
-    """The arguments of a command cannot work; the message says which would."""
+    """The arguments of a command cannot work; the message names some that do."""
 
 
 class CollectorError(Exception):

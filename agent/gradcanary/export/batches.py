@@ -16,16 +16,16 @@ from gradcanary.stats.samples import NONFINITE, PARTIAL
 
 MAX_STEPS = 64
 MAX_SERIES = 1000
-"""Of metrics in one batch: the collector refuses more; one is the agent's own."""
+"""Series of metrics in one batch: the collector refuses more. One is the agent's own."""
 
 BYTES_PER_VALUE = 4 * 4 / 3
 """A float32 in base64."""
 
 _HEADROOM = 20_000
-"""Bytes of a batch that are no stat: its keys, steps and metrics."""
+"""Bytes of a batch beside its stats: keys, steps and metrics."""
 
 Dtypes = tuple[str | None, str | None, str | None]
-"""Of a layer's accumulator: declared, stored, effective."""
+"""The dtypes of a layer's accumulator: declared, stored, effective."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 

@@ -17,10 +17,10 @@ from gradcanary.guard import Guard
 
 RETRY_S = (1.0, 60.0)
 REFUSED = (401, 403, 426)
-"""Answers that only an operator changes."""
+"""Statuses that last until an operator acts."""
 
 MOST_SPACING_S = 10.0
-"""At most between two batches: what the collector knows of a training would be too old."""
+"""At most between two batches: with more, the pages of a training would be too old."""
 
 HOW_TO_CREATE = "'gradcanary token create --scope ingest --name NAME' makes one where the collector runs"
 REFUSED_TOKEN = f"{{url}} refuses the token: set GRADCANARY_TOKEN to a valid one; {HOW_TO_CREATE} ({{why}}); {{hint}}"
@@ -30,7 +30,7 @@ LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000
 
 
 class HelloSource(Protocol):
-    """The hello of a session, and whether the collector has it."""
+    """The hello of a session, and the state of its delivery."""
 
     was_sent: bool
 
@@ -74,7 +74,7 @@ class Delivery:
         self._transport, self._hello, self._outbox = transport, hello, outbox
         self._guard, self._on_reply, self._hint = guard, on_reply, hint
         self._rehello_seq: int | None = None
-        # An own generator: the global one belongs to the training.
+        # Its own generator: the global one belongs to the training.
         self._random = random.Random()  # noqa: S311 -- jitter
 
     @property
@@ -181,7 +181,7 @@ class Delivery:
             self.is_unauthorized = True
             return False
         if status == 426:
-            line = "the collector does not speak this agent's protocol: {message}; {hint}"
+            line = "the collector does not support this agent's protocol: {message}; {hint}"
             self._print_once(line, message=answer.message)
             return False
         if status in (400, 404, 409, 413, 415, 422) and not (is_hello and status == 404):

@@ -345,7 +345,7 @@ class Outbox:
             return InFlight(progress.next_seq, set_dropped_steps(piece.body, dropped), dropped)
         if piece.batch.layer_set != self._layer_set:
             self._known = {}  # the first batch of a layer set repeats all
-        # What is cut out of a stored batch is the same after a restart, which knows of no earlier batch.
+        # A part of a stored batch must be the same after a restart, when no earlier batch is known.
         known = self._known if self._head is None else {}
         return InFlight(progress.next_seq, piece.body(known, dropped), dropped)
 

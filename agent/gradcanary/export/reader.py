@@ -49,14 +49,14 @@ LOCAL_AFTER_NONFINITE = 100
 back. A GradScaler overflows about once in 2,000 steps, so this is 5 % of the samples."""
 
 ENOUGH = 16
-"""Elements of a sample that show a precision, below which it is no evidence for less than float32."""
+"""Least number of elements of a sample that show a precision; fewer are no evidence for less than float32."""
 
 AGREEING = 3
 """Samples in a row that must show the same lower precision: sums of few or equal numbers may fit it by chance."""
 
 _LOW = ("bfloat16", "float16")
 _TABLES = ("Embedding", "EmbeddingBag")
-"""Classes whose rows may be used by one micro-step only. Such a row is no sum: under autocast it is a bfloat16."""
+"""Classes whose rows may be used by one micro-step only. Such a row is not a sum: under autocast it is a bfloat16."""
 
 
 class Reader:
@@ -261,7 +261,7 @@ class DecodedSamples:
         return found
 
     def add(self, sample: Sample, failed: Failed) -> None:
-        """Take a sample. A stat has one phase: of two that differ, the one that promises less."""
+        """Take a sample. A stat has one phase: post_clip if two differ."""
         numbers, scale = read(sample.parts, failed), scale_of(sample.parts, Kind.SCALE)
         norms, largest = numbers.norm, numbers.absmax
         if scale != 1:

@@ -29,7 +29,7 @@ from gradcanary.tracking.records import RecordQueue, StepRecord
 
 FLUSH_S = 0.5
 QUIET_S = 1.0
-"""Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
+"""Between two requests without a sampled step: a request costs more than its content."""
 
 FIRST_STEP_WAIT_S = 2.0
 """How long the first hello waits for the first window, with which more is known."""
@@ -46,7 +46,7 @@ ABORT_S = 0.2
 """For a request that was cut off to fail."""
 
 SHUT_S = 5.0
-"""At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
+"""At most for one record, which takes milliseconds: only a machine that stands still needs this long."""
 
 KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {file}"
 UNREAD = "{steps} could not be read in time and got lost"
@@ -110,7 +110,7 @@ class Sender:
         self._thread.start()
 
     def stop(self, end: wire.End, timeout_s: float) -> None:
-        """Send what is left and the end for so long at most; the rest stays in the spool."""
+        """Send what is left and the end within ``timeout_s``; the rest stays in the spool."""
         reserved_s = self._reserve_s(timeout_s)
         self._end = end
         self._deadline = time.monotonic() + timeout_s - reserved_s
@@ -145,8 +145,8 @@ class Sender:
     def _stop_reading(self) -> None:
         """Stop reading: from now on the thread is not in torch.
 
-        Python ends a thread that outlives it where that next asks for the GIL: in torch's C++ this is an abort of the
-        whole process, with the exit status 134.
+        Python ends a daemon thread where it next requests the GIL: in torch's C++ this aborts the whole process, with
+        the exit status 134.
         """
         self._read_until = -math.inf
         if self._reading.acquire(timeout=SHUT_S):

@@ -214,7 +214,7 @@ class Spool:
                 self._segments.pop(position).path.unlink()
 
     def first(self) -> StoredBatch | None:
-        """Return the oldest batch. A damaged record takes the rest of its segment along."""
+        """Return the oldest batch. After a damaged record the rest of its segment is left out."""
         while self._segments:
             if not self._loaded:
                 if len(self._segments) == 1:

@@ -19,7 +19,7 @@ from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 
 TRIES = 4
-"""Without an acknowledgement, before a collector is left for another day."""
+"""Without an acknowledgement, before the sync gives a collector up."""
 
 MAX_WAIT_S = 15.0
 """Between two of them."""

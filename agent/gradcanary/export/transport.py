@@ -82,7 +82,7 @@ class Connection(http.client.HTTPConnection):
         try:
             addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except UnicodeError as why:  # of two dots in a row, for example: a typo is reported like any other
-            raise OSError(f"{self.host} is no name of a machine ({why})") from why
+            raise OSError(f"{self.host} is not the name of a machine ({why})") from why
         for family, kind, protocol, _, address in addresses:
             try:
                 self.sock = self._open(socket.socket(family, kind, protocol), address)
@@ -149,7 +149,7 @@ class Transport:
 
     def send(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer:
         """Return the answer; raises UnreachableError."""
-        # The time of now, so that the collector can tell by how much the clock here is off.
+        # By this time the collector measures the offset of the clock here.
         headers = {"content-type": "application/json", "date": formatdate(usegmt=True)}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
@@ -218,7 +218,7 @@ def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
     except OSError as error:
         if not authority:
             raise
-        raise OSError(f"GRADCANARY_CA_FILE={authority!r} is no certificate in PEM: {error}") from error
+        raise OSError(f"GRADCANARY_CA_FILE={authority!r} is not a certificate in PEM: {error}") from error
     return context
 
 

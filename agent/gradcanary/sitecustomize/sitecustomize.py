@@ -1,4 +1,4 @@
-"""Runs as a Python process starts under ``gradcanary run``: waits for torch there, then lets the user's own file run.
+"""Runs as a Python process starts under ``gradcanary run``: waits for torch, then runs the user's own file.
 
 It is read by every Python that the command starts, of any version and with any packages, and most of them never
 train: so its syntax is that of Python 2 and 3, it loads nothing before torch is there, and it never imports torch.
@@ -11,10 +11,10 @@ FOLDER = os.path.dirname(__file__)
 
 
 class TorchWaiter(object):
-    """A finder that finds nothing itself: it has torch call it back at the end of its import, and is gone then."""
+    """A finder that finds nothing itself: it calls :func:`watch` after the import of torch, and is gone then."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return what the finders behind this one know of torch; None for all else."""
+        """Return the spec of torch by the finders after this one; None for any other module."""
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -25,7 +25,7 @@ class TorchWaiter(object):
         return None
 
     def _call_after_import(self, loader):
-        """Have a loader tell of its one import; only the object is touched, and it is as it was afterwards."""
+        """Wrap the import of this loader object; it is as it was afterwards."""
         execute = getattr(loader, "exec_module", None)
 
         def exec_module(module):
@@ -42,7 +42,7 @@ class TorchWaiter(object):
 
 
 def watch():
-    """Watch this process, which has torch now; whatever goes wrong is one line on stderr."""
+    """Watch this process, which has torch now; an error is one line on stderr."""
     try:
         if sys.version_info < (3, 10):
             raise RuntimeError("gradcanary needs Python 3.10 or newer")
@@ -55,7 +55,7 @@ def watch():
 
 
 def find_agent():
-    """Make the agent that the launcher belongs to importable where this Python has none; nothing else beside it."""
+    """Make the launcher's agent importable if this Python has none; nothing else of its environment."""
     from importlib import util
 
     spec = util.find_spec("gradcanary")
@@ -70,7 +70,7 @@ def find_agent():
 
 
 def restore_carried_variables():
-    """Set our variables where a launcher passed on only those that begin with PYTHON."""
+    """Set the agent's variables if a launcher passed on only those that begin with PYTHON."""
     carried = os.environ.get("PYTHON_GRADCANARY", "")
     if not carried or "GRADCANARY_WATCH" in os.environ:
         return
@@ -92,7 +92,7 @@ def print_error(error):
 
 
 def run_users_sitecustomize():
-    """Put the one aside that this file hides, as if it had never been on the path; its errors are Python's to tell."""
+    """Import the user's file that this one hides, as if this one had never been on the path; its errors are raised."""
     sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
     del sys.modules["sitecustomize"]
     import sitecustomize  # noqa: F401
