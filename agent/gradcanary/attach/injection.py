@@ -187,7 +187,7 @@ def _continue(process: processes.Process) -> None:
     """
     for _ in range(10):
         if processes.read_state(process.pid) == "T":
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.02)
 

@@ -7,7 +7,6 @@ does everything that waits.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import socket
 import threading
@@ -151,9 +150,6 @@ class AttachedAgent:
             (first, *_) = api.open_watches()
             raise RuntimeError(f"it is watched already, as run {first.run}: {first.url}")
         if self._watch is None:
-            for name in ("session", "export.spool"):  # what its first step would import; a Python may have no SQLite
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(f"gradcanary.{name}")
             self._optimizers = list_optimizers()
             self._watch = AttachedWatch(self._settings, self._request["default_run"], self._request["launch"])
         if self._thread is None:
@@ -209,7 +205,7 @@ class AttachedAgent:
             connection, _ = self._listener.accept()
         except TimeoutError:
             return
-        with connection, contextlib.suppress(OSError, ValueError):
+        with connection, contextlib.suppress(OSError, ValueError):  # a command that gave up, or another program
             connection.settimeout(PATIENCE_S)
             answer: dict[str, Any]
             if read_message(connection).get("do") == "detach":
@@ -228,7 +224,7 @@ class AttachedAgent:
     def _clean_up(self) -> None:
         global _agent
         if self._listener is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # removed by hand
                 os.unlink(self._request["socket"])  # noqa: PTH108 -- a plain string
             self._listener.close()
         _agent = None if _agent is self else _agent

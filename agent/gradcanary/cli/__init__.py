@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # stderr may be on that disk, too
             console.print_error(f"gradcanary: {error}")
         _discard_unread_output()
         return 1

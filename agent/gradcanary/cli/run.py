@@ -83,7 +83,7 @@ def start_watched(command: Sequence[str], *, url: str | None, run: str | None, e
     """Replace this process by the command; raises LaunchError if it cannot start, ValueError on a wrong setting."""
     program = resolve_program(command)
     environ = environment(os.environ, program, url=url, run=run, every=every)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a closed stderr is no reason not to train
         page = f"{environ['GRADCANARY_URL']}/runs/{environ['GRADCANARY_RUN']}"
         print(PAGE.format(page=page), file=sys.stderr, flush=True)  # noqa: T201 -- for the person at the terminal
     for name in _IGNORED_BY_PYTHON:  # from this interpreter's start; the command gets them back

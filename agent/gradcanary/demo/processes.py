@@ -96,10 +96,6 @@ class Process:
         """The exit status, None for a running process."""
         return self._process.poll()
 
-    def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
-        return self._process.wait()
-
     def close(self) -> None:
         """End it by SIGTERM, then by SIGKILL."""
         self._process.terminate()

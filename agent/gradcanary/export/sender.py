@@ -167,13 +167,10 @@ class Sender:
             self._print_summary_once,
             self._finish,
             self._store_rest,
-            self._close_connection,
+            self._transport.close,
         ):
             self._guarded(work)
         atexit.unregister(self._join_with_timeout)
-
-    def _close_connection(self) -> None:
-        self._transport.close()
 
     def _print_summary_once(self) -> None:
         """Print what is trained, once it was measured; after an error it is not tried again."""

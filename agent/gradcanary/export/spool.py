@@ -204,7 +204,7 @@ class Spool:
         try:
             _write_all(self._writer, zlib.crc32(checked).to_bytes(4, "little") + checked)
         except OSError:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # then readers leave the record out, as damaged
                 os.ftruncate(self._writer, segment.size)
             raise
         segment.add(batch)
