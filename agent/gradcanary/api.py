@@ -56,8 +56,8 @@ def watch(
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
     before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
-    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto", which is 1 for the first 1,000
-    steps of a launch and then as wide as its ``budget`` requires, a share of the step time. ``include`` and ``exclude``
+    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
+    steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
     are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
     is the number of the next step of a resumed job.
 

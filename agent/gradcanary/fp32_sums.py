@@ -66,9 +66,9 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
     not included. ``.grad`` is a float32 tensor while micro-steps add up, also for clipping and unscaling. Before the
     step it is rounded once, to the parameter's dtype. It takes 4 bytes per element instead of 2.
 
-    Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError or ValueError on an
-    object that is no optimizer, on one without such parameters, on parameters that DDP or FSDP reduces, and on a second
-    call for the same ones; ValueError on torch before 2.10.
+    Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError on an object that is
+    not an optimizer. Raises ValueError on an optimizer without such parameters, on parameters that DDP or FSDP reduces,
+    on a second call for the same ones, and on torch before 2.10.
     """
     inner = unwrapped(optimizer)
     if not isinstance(inner, torch.optim.Optimizer):

@@ -1,7 +1,7 @@
 """The code that runs first inside an attached process: a thread that has the main thread install the hooks.
 
-The main thread may be anywhere: inside an optimizer's step, where adding or removing a hook raises in the user's own
-call, or inside ``threading`` with one of its locks held. So the task runs at a safe point only, which is a moment in
+The main thread may be anywhere. Inside an optimizer's step, adding or removing a hook raises in the user's own call.
+Inside ``threading`` it may hold a lock. So the task runs at a safe point only, which is a moment in
 which no thread is in such a place; until then it tries again every few milliseconds.
 
 Nothing here raises into the process. Nothing here imports gradcanary at the top: the process gets this file as text.

@@ -1,8 +1,8 @@
 """A line of Python for another process: run by its main thread, between two of its own bytecodes.
 
 CPython 3.14 takes such requests itself (``sys.remote_exec``). Before it, gdb puts the line into a new page of memory
-and has the interpreter queue ``PyRun_SimpleString`` on it as a pending call: nothing of Python runs while
-the process is stopped, so no lock of its allocator or its interpreter can be in the way, and no library is loaded.
+and has the interpreter queue ``PyRun_SimpleString`` on it as a pending call. No Python code runs while the process is
+stopped, so no lock of its allocator or its interpreter can be in the way. No library is loaded.
 """
 
 from __future__ import annotations

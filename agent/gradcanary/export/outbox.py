@@ -178,7 +178,7 @@ class Outbox:
     """Holds rows until the collector has them.
 
     It counts the sampled steps that were made and those that were delivered. The steps between the two that do not
-    wait here are dropped. A batch reports those that are missing before its last step, so that the gap is shown where
+    wait here are dropped. A batch reports those that are missing before its last step. So the gap is shown where
     the steps are missing, also when hours are replayed.
     """
 
