@@ -89,7 +89,7 @@ def test_imports_point_down() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("folder", ["hooks", "stats", "tracking"])
+@pytest.mark.parametrize("folder", ["hooks", "stats", "tracking", "export", "attach", "cli", "demo"])
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
     found = {

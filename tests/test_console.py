@@ -14,13 +14,13 @@ from gradcanary.cli.console import CollectorClient
     ("text", "seconds"), [("45s", 45), ("30m", 1800), ("8h", 28800), ("3d", 259200), ("172800s", 172800)]
 )
 def test_time_spans(text, seconds):
-    assert console.time_span(text) == timedelta(seconds=seconds)
+    assert console.parse_time_span(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "0s", "8", "h", "-8h", "1.5h", "2w", "8h ", "٣d", "100000d", "9999999999s"])
 def test_what_is_not_a_time_span(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time span: 45s, 30m, 8h, 3d"):
-        console.time_span(text)
+        console.parse_time_span(text)
 
 
 def test_attach_takes_the_same_time_spans(capsys):

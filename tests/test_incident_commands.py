@@ -103,11 +103,11 @@ def test_silence_and_unsilence(typed):
 
 def test_ack_and_a_new_baseline(typed):
     status, said, _ = typed("ack", "2", "--by", "ada", "--note", "restarting\ntonight")
-    assert (status, said.startswith("#2 collapse in sdxl: open, acked. 3 of 24 layers")) == (0, True)
+    assert (status, said.startswith("#2 is acked by ada: collapse in sdxl, open. 3 of 24 layers")) == (0, True)
     assert "\nAcked by ada, " in typed("incidents", "2")[1]
     assert " UTC: restarting tonight\n" in typed("incidents", "2")[1]
     said = typed("ack", "2", "--new-baseline")[1]
-    assert said.startswith("#2 collapse in sdxl: new baseline. ")
+    assert re.match(r"#2 is acked by \S+: collapse in sdxl, new baseline\. ", said)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,19 @@ def test_ack_and_a_new_baseline(typed):
         (("incidents", "x"), "invalid int value"),
         (("incidents", "--run", "nobody"), "There is no run 'nobody' here"),
         (("incidents", "--since", "2w"), "'2w' is not a time span: 45s, 30m, 8h, 3d"),
-        (("incidents", "--since", "tuesday"), "datetime"),
+        (("incidents", "--since", "tuesday"), "'tuesday' is not a time: 2h, 3d, or 2030-01-31T12:00:00Z"),
         (("ack", "7"), "There is no incident 7 here"),
         (("ack", "1", "--new-baseline"), "silence nonfinite instead"),
         (("silence", "--for", "8h"), "give the ID of an incident, or runs with --run"),
-        (("silence", "1", "--run", "*", "--for", "8h"), "give the ID of an incident, or runs with --run"),
+        (("silence", "1", "--run", "*", "--for", "8h"), "silence 1 --for 8h, or gradcanary silence --run '*' --for 8h"),
         (("silence", "1", "--rule", "collapse", "--for", "8h"), "an incident has one rule"),
         (("silence", "1"), "give its end with --for 8h or --until"),
         (("silence", "--run", "*"), "give its end with --for 8h or --until"),
-        (("silence", "--run", "*", "--rule", "x", "--for", "8h"), "should be 'collapse'"),
+        (
+            ("silence", "--run", "*", "--rule", "x", "--for", "8h"),
+            "there is no rule 'x': --rule takes one of",
+        ),
+        (("silence", "--run", "*", "--match", "(", "--for", "8h"), "--match '(': This expression does not work: "),
         (("silence", "--run", "*", "--for", "99999d"), "within 366 days"),
         (("silence", "--run", "*", "--for", "soon"), "'soon' is not a time span"),
         (("unsilence", "99"), "There is no silence 99 in force"),

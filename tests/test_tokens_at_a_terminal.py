@@ -110,7 +110,7 @@ def test_an_agent_gets_in_with_its_token_and_the_authority(guarded, ingest, monk
     with pytest.raises(UnreachableError, match="certificate verify failed"):
         transport.send("PUT", "", hello, compress=True)
     monkeypatch.setenv("GRADCANARY_CA_FILE", "/no/such.pem")
-    with pytest.raises(UnreachableError, match=r"GRADCANARY_CA_FILE='/no/such\.pem' is no certificate"):
+    with pytest.raises(UnreachableError, match=r"GRADCANARY_CA_FILE='/no/such\.pem' is not a certificate"):
         Transport(guarded.url, ingest, "agent", "one").send("PUT", "", hello, compress=True)
     renewed = tmp_path / "authority.pem"
     trustme.CA().cert_pem.write_to_path(str(renewed))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Alert = wire.Brief
 
+WRONG_LOG = "a call of log() is not stored ({error}); further ones that are wrong are not reported"
+
 _lock = threading.Lock()
 _open: list[Watch] = []
 
@@ -54,10 +56,10 @@ def watch(
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
     before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
-    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto", which is 1 for the first 1,000
-    steps of a launch and then as wide as keeps the agent to its ``budget``, a share of the step time; ``include`` and
-    ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below`` are thresholds that alert
-    at their word; ``step`` is the number of the next step where the job was resumed.
+    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
+    steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
+    are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
+    is the number of the next step of a resumed job.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -86,11 +88,11 @@ def step() -> None:
 
     Without a watch it does nothing.
     """
-    for each in opened():
+    for each in open_watches():
         each.step()
 
 
-def opened() -> tuple[Watch, ...]:
+def open_watches() -> tuple[Watch, ...]:
     """Return the watches that are open."""
     return tuple(_open)
 
@@ -104,7 +106,7 @@ def watch_when_training() -> None:
     settings = Settings.resolve(os.environ)
     with _lock:
         if not _open:
-            Watch(settings, None, None, None, is_automatic=True)
+            atexit.register(Watch(settings, None, None, None, is_automatic=True)._end_unstepped)  # noqa: SLF001 -- the same module
 
 
 class Watch:
@@ -112,6 +114,7 @@ class Watch:
 
     run: str
     url: str
+    _has_logged = False
     _launch: str | None = None
     _notice: notices.Notice | None = None
 
@@ -130,17 +133,17 @@ class Watch:
         from gradcanary.session import Session
 
         suggested = training_loop.run_name() if settings.run is None else None
-        self.run = identity.run_of(settings, suggested, default_run)
+        self.run = identity.choose_run(settings, suggested, default_run)
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
         self._is_automatic = is_automatic
         self._is_closed = False
         self._pid = os.getpid()
-        self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
+        self._unregister_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
         self._session = Session(settings, self.run, self._begin, on_alert)
         if begins:
             self._attach(model, optimizer)
-            self._leave_notice()
+            self._post_notice()
         if settings.run not in (None, self.run):
             self._session.guard.print_once(
                 f"the run is called {self.run!r}: a name has up to {identity.MAX_RUN} letters, digits, '.', '_' and '-'"
@@ -164,19 +167,18 @@ class Watch:
         """Store numbers of your own beside the gradients, for the present step or a given one.
 
         Values are numbers or tensors of one element, which another thread reads later. ``tags`` distinguish series of
-        one name. A loss given here replaces the captured one. Raises TypeError or ValueError on wrong arguments while
-        the watch is open.
+        one name. A loss given here replaces the captured one. Raises TypeError or ValueError on wrong arguments until a
+        call was right. A wrong call after that is reported once on stderr and stores nothing: it ends no training.
         """
         if not self._is_ours() or self._session.is_recorded:
             return
-        values = {"loss": loss, "lr0": lr, **metrics}
-        labels = check_tags(tags)
-        number = check_step(step)
-        for name, value in values.items():
-            if value is None:
-                continue
-            check_name(name, is_own=name in ("loss", "lr0"))
-            self._session.log(name, labels, number, check_number(name, value))
+        try:
+            self._log({"loss": loss, "lr0": lr, **metrics}, tags, step)
+        except Exception as error:
+            if not self._has_logged:
+                raise
+            self._session.guard.print_once(WRONG_LOG, error=error)
+        self._has_logged = True
 
     def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
         """Read a tensor in which you sum a layer's gradients yourself, instead of the layer's ``.grad``.
@@ -236,6 +238,11 @@ class Watch:
         )
         self.close()
 
+    def _end_unstepped(self) -> None:
+        """At the exit of the process: report that no step came, unless one did or an error ended the script."""
+        if self._session.sender is None and error_of_process() is None:
+            self._close("finished", None, 0.0, is_exit=True)
+
     def _begin(self) -> str:
         """Return the launch. Called when the session begins: a watch that waits may begin in a fork."""
         from multiprocessing import parent_process, util
@@ -244,8 +251,8 @@ class Watch:
         if parent_process() is None:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
-            self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
-        self._launch = self._launch or identity.launch_of(self.run)
+            self._unregister_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
+        self._launch = self._launch or identity.next_launch(self.run)
         return self._launch
 
     def _attach(
@@ -254,7 +261,7 @@ class Watch:
         self._session.attach(model, optimizer, waits=self._is_automatic, is_late=is_late)
         _open.append(self)
 
-    def _leave_notice(self) -> None:
+    def _post_notice(self) -> None:
         """Let ``gradcanary ps`` find the watch, if the system gives a file for it."""
         with suppress(AttributeError, OSError):
             by = "gradcanary run" if self._is_automatic else "watch()"
@@ -275,9 +282,18 @@ class Watch:
         if is_waiting:
             self._pid = os.getpid()
         else:
-            self._session.forked()
+            self._session.on_fork()
             self._withdraw_notice()
         return is_waiting
+
+    def _log(self, values: Mapping[str, object], tags: Mapping[str, str] | None, step: int | None) -> None:
+        labels, number = check_tags(tags), check_step(step)
+        given = {name: value for name, value in values.items() if value is not None}
+        for name in given:
+            check_name(name, is_own=name in ("loss", "lr0"))
+        checked = [(name, check_number(name, value)) for name, value in given.items()]
+        for name, value in checked:
+            self._session.log(name, labels, number, value)
 
     def _is_ours(self) -> bool:
         return not self._is_closed and os.getpid() == self._pid
@@ -286,11 +302,11 @@ class Watch:
         error = error_of_process()
         self._close("finished" if error is None else "crashed", error, 5.0, is_exit=True)
         if os.getpid() == self._pid:
-            self._session.leave()
+            self._session.detach_if_closed()
 
     def _close(self, state: str, error: BaseException | None, timeout_s: float, *, is_exit: bool = False) -> None:
         if self._is_closed and os.getpid() == self._pid:
-            self._session.leave_late()
+            self._session.detach_late()
         if not self._is_ours():
             return
         self._is_closed = True
@@ -298,7 +314,7 @@ class Watch:
             _open.remove(self)
         self._withdraw_notice()
         end = wire.End(state, None, guard.describe(error))
-        self._session.close(end, timeout_s, self._leave_exit, is_exit=is_exit)
+        self._session.close(end, timeout_s, self._unregister_exit, is_exit=is_exit)
 
 
 def _same_watch(
@@ -309,10 +325,10 @@ def _same_watch(
 ) -> Watch | None:
     """Return the open watch that a ``watch()`` with these arguments means, and close the others."""
     for earlier in tuple(_open):
-        if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+        if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- the same module
             earlier.close()
             continue
-        is_same_run = settings.run is None or identity.allowed(settings.run) == earlier.run
+        is_same_run = settings.run is None or identity.allowed_name(settings.run) == earlier.run
         if is_same_run and earlier.matches(model, optimizer):
             return earlier
         if not is_same_run or (model is None and optimizer is None):
@@ -326,7 +342,7 @@ def _forked() -> None:
     """In a forked child: drop the parent's watches, except those that still wait for an optimizer."""
     global _lock
     _lock = threading.Lock()
-    _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- likewise
+    _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- the same module
 
 
 if hasattr(os, "register_at_fork"):

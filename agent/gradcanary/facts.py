@@ -15,7 +15,10 @@ NO_STEP = wire.Fact(
     "copies of the parameters are updated, watch(optimizer=) takes their optimizer.",
     layers=(),
 )
-STILL_NO_STEP = "no step until the end: nothing was measured"
+STILL_NO_STEP = (
+    "no step until the end: nothing was measured. A loop that updates its parameters itself calls "
+    "gradcanary.watch(model) once and gradcanary.step() after each update"
+)
 SHARDED = wire.Fact(
     code="sharded",
     text="Each process holds a part of each gradient and sends what it measured of it; the collector puts them "
@@ -30,14 +33,14 @@ FLAT = wire.Fact(
 )
 PIPELINE = wire.Fact(
     code="pipeline",
-    text="The model is cut into pipeline stages. The layers are those of the first rank only: other ranks send no "
-    "gradient that is finite.",
+    text="The model is cut into pipeline stages. The layers are those of the first rank only: other ranks send "
+    "only what is not finite.",
     layers=(),
 )
 OTHER_LAYERS = wire.Fact(
     code="other_layers",
     text="A rank trains other layers than rank 0, as a stage of a pipeline or a job of its own does. They are not "
-    "measured: the first rank speaks for a launch, but for the shards of DTensors.",
+    "measured: a launch has the gradients of its first rank, and the shards of DTensors.",
     layers=(),
 )
 COMPILED_STEP = wire.Fact(
@@ -48,7 +51,7 @@ COMPILED_STEP = wire.Fact(
 )
 COMPILED_STEPS = wire.Fact(
     code="compiled_steps",
-    text="An optimizer steps inside a compiled graph, and which one cannot be told: nothing is measured. "
+    text="An optimizer steps inside a compiled graph, and which one is unknown: nothing is measured. "
     "watch(model, optimizer) follows one; an optimizer.step() outside of torch.compile is always seen.",
     layers=(),
 )
@@ -61,7 +64,7 @@ RECORDED = wire.Fact(
 SLOW_DEVICE = wire.Fact(
     code="slow_device",
     text="On this kind of device a value can only be read by waiting for it: each 100th step is sampled, and waits. "
-    "watch(every=) decides otherwise.",
+    "watch(every=) sets another interval.",
     layers=(),
 )
 LAZY_DEVICE = wire.Fact(

@@ -61,14 +61,14 @@ _orphans: list[Fp32Accumulators] = []
 def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = None) -> Fp32Accumulators:
     """Sum the gradients of an optimizer's bfloat16 and float16 parameters in float32, from now on until it is closed.
 
-    ``params`` chooses among them: None all, "lora" those whose name holds ``lora_``, any other text those in whose
-    name, as ``watch()`` gives it, this regular expression is found; parameters that the optimizer gets later are not
-    among them. Their ``.grad`` is a float32 tensor while micro-steps add up, for clipping and unscaling, too; for the
-    step it becomes one of the parameter's dtype, rounded once. It takes 4 bytes per element in place of 2.
+    ``params`` chooses among them: None takes all, "lora" those with ``lora_`` in their name. Any other text is a
+    regular expression that is searched in names as ``watch()`` gives them. Parameters that the optimizer gets later are
+    not included. ``.grad`` is a float32 tensor while micro-steps add up, also for clipping and unscaling. Before the
+    step it is rounded once, to the parameter's dtype. It takes 4 bytes per element instead of 2.
 
-    Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError or ValueError on an
-    object that is no optimizer, on one without such parameters, on parameters that DDP or FSDP reduces, and on a second
-    call for the same ones; ValueError on torch before 2.10.
+    Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError on an object that is
+    not an optimizer. Raises ValueError on an optimizer without such parameters, on parameters that DDP or FSDP reduces,
+    on a second call for the same ones, and on torch before 2.10.
     """
     inner = unwrapped(optimizer)
     if not isinstance(inner, torch.optim.Optimizer):
@@ -209,8 +209,8 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         parameters = self._parameters()
         if not self._has_summed and any(parameter.grad is not None for parameter in parameters):
             self._guard.print_once(
-                "fp32_accumulators() sees no gradient being summed: it has no part in compiled autograd, nor in "
-                "gradients made by hand"
+                "fp32_accumulators() sees no gradient being summed: gradients of compiled autograd and those made "
+                "by hand do not pass it"
             )
         if any(parameter.dtype is torch.float16 for parameter in parameters):
             _unscale(optimizer)
@@ -223,7 +223,7 @@ def _low_precision_of(optimizer: torch.optim.Optimizer) -> Parameters:
     low = [parameter for parameter in parameters if parameter.dtype in LOW_PRECISION]
     if not low:
         kinds = ", ".join(sorted({dtype_name(parameter.dtype) for parameter in parameters})) or "nothing"
-        raise ValueError(f"fp32_accumulators(optimizer): it holds {kinds}, and neither bfloat16 nor float16 to help")
+        raise ValueError(f"fp32_accumulators(optimizer): it holds {kinds}, and neither bfloat16 nor float16")
     return low
 
 

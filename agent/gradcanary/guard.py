@@ -59,7 +59,7 @@ class Guard:
     def wrap(self, where: str, function: Callable[..., object]) -> Callable[..., None]:
         """Return a hook that calls the function, returns None and never raises."""
 
-        def guarded(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
+        def guarded(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- torch's hooks have several signatures
             try:
                 function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 -- the one place: no error of the agent may reach the training loop

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 MAX_RUN = 100
 MAX_ID = 64
 
-_unnamed: str | None = None
+_default_run: str | None = None
 _launches: dict[str, tuple[str, int]] = {}
 
 
 def run_name(script: str, date: str, launch: str | None = None) -> str:
     """Return ``<script>-<date>-<4 hex>`` for a run without a name; it is the same for all processes of a launch."""
     stem = Path(script).stem if script not in ("", "-c", "-m") else "python"
-    digits = secrets.token_hex(2) if launch is None else _hashed(launch)[:4]
-    return f"{allowed(stem, MAX_RUN - 14)}-{date}-{digits}"
+    digits = secrets.token_hex(2) if launch is None else _hash(launch)[:4]
+    return f"{allowed_name(stem, MAX_RUN - 14)}-{date}-{digits}"
 
 
-def allowed(name: str, longest: int = MAX_RUN) -> str:
+def allowed_name(name: str, longest: int = MAX_RUN) -> str:
     """Return the name with ``-`` for each character that a path of the collector does not take."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:longest]
     return re.sub(r"^\.", "-", plain) or "-"
 
 
-def subject(program: Sequence[str]) -> str:
+def script_name(program: Sequence[str]) -> str:
     """Return the word that names a run: the script, else the module, else the command."""
     words = " ".join(program[1:]).split()  # a shell's command is one word
     script = next((word for word in words if word.endswith(".py")), None)
@@ -51,21 +51,21 @@ def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:
     ``launcher_started`` differs between two starts of the same elastic job.
     """
     if given := environ.get("GRADCANARY_LAUNCH"):
-        return allowed(given, MAX_ID - 6)
+        return allowed_name(given, MAX_ID - 6)
     if "SLURM_JOB_ID" in environ:
-        return _hashed(environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT", "0"))
+        return _hash(environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT", "0"))
     if "TORCHELASTIC_RUN_ID" in environ:
         keys = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-        return _hashed(*(environ.get(key, "") for key in keys), launcher_started)
+        return _hash(*(environ.get(key, "") for key in keys), launcher_started)
     return secrets.token_hex(8)
 
 
-def numbered(launch: str, number: int) -> str:
+def nth_launch(launch: str, number: int) -> str:
     """Return the id of a process's nth launch: ``<id>``, ``<id>.2``, ``<id>.3``."""
     return launch if number == 1 else f"{launch}.{number}"
 
 
-def started(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Return the start time of a process in clock ticks since boot; empty if the system has none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
@@ -73,7 +73,7 @@ def started(pid: int) -> str:
         return ""
 
 
-def rank(environ: Mapping[str, str]) -> tuple[int, int]:
+def rank_and_world_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """Return rank and world size from the environment of a launcher."""
     numbers = (environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1"))
     if not all(number.isascii() and number.isdigit() for number in numbers):
@@ -87,27 +87,27 @@ def session_id() -> str:
     return secrets.token_hex(8)
 
 
-def _hashed(*parts: str) -> str:
+def _hash(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def run_of(settings: Settings, suggested: str | None, default: str | None = None) -> str:
+def choose_run(settings: Settings, suggested: str | None, default: str | None = None) -> str:
     """Return the name of the run: the given one, the suggested one, or the default of this process.
 
     The first default of a process is made from the script's name. A ``default`` that is given replaces it.
     """
-    global _unnamed
+    global _default_run
     if default is not None:
-        _unnamed = allowed(default)
+        _default_run = allowed_name(default)
     given = settings.run if settings.run is not None else suggested
     if given is not None:
-        return allowed(given)
-    _unnamed = _unnamed or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
-    return _unnamed
+        return allowed_name(given)
+    _default_run = _default_run or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
+    return _default_run
 
 
-def launch_of(run: str) -> str:
+def next_launch(run: str) -> str:
     """Return the launch: the launcher's for the first watch of a run, the next one for each later watch."""
-    launch, number = _launches.get(run) or (launch_id(os.environ, started(os.getppid())), 0)
+    launch, number = _launches.get(run) or (launch_id(os.environ, start_time(os.getppid())), 0)
     _launches[run] = launch, number + 1
-    return numbered(launch, number + 1)
+    return nth_launch(launch, number + 1)

@@ -1,6 +1,6 @@
 """The callback for Lightning: ``Trainer(callbacks=[gradcanary.lightning.GradientMonitor()])``.
 
-The one module that imports Lightning, the installation of it that the script uses; ``import gradcanary`` does not.
+The one module that imports Lightning: the package that the script uses. ``import gradcanary`` does not import it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from gradcanary.api import Watch, opened, watch
+from gradcanary.api import Watch, open_watches, watch
 from gradcanary.settings import Settings, check_watch
 
 
@@ -41,7 +41,7 @@ class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this 
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
         """Begin: the optimizers exist and a checkpoint is loaded."""
-        earlier = opened()
+        earlier = open_watches()
         is_alone = len(trainer.optimizers) == 1 and not any(each.matches(pl_module, None) for each in earlier)
         optimizer = trainer.optimizers[0] if is_alone else None
         self.watch = watch(pl_module, optimizer, **self._settings)

@@ -29,7 +29,7 @@ from gradcanary.tracking.records import LoggedMetric, RecordQueue, StepRecord, c
 MAX_LOGGED = 10_000
 """Numbers of the script that wait for the end of a window. More than any window has; a bound if none ever ends."""
 
-LEAVES_S = -1.0
+OVER_S = -1.0
 """A timeout that is over already."""
 
 
@@ -43,8 +43,8 @@ class Session:
         self.sender: Sender | None = None
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
-        self._is_on, self.is_settled = True, False
-        self._left: Callable[[], object] = lambda: None
+        self._is_on, self.is_flushed = True, False
+        self._on_detached: Callable[[], object] = lambda: None
         self._queue: RecordQueue[StepRecord] = RecordQueue(capacity_for(0))
         self._layers: Layers | None = None
         self._transfers = Transfers(self._queue, self.guard.catch)
@@ -87,16 +87,16 @@ class Session:
         hello = SessionHello(self._begin(), self.recorder)
         transport = Transport(url, self._settings.token, self._run, session)
         is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.recorder.is_late
-        introduce = self._introduce if is_launched else None
+        print_summary = self._print_summary if is_launched else None
 
         def make_spool(hello: bytes, progress: spool.Progress) -> spool.Spool:
-            return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
+            return spool.Spool.create(spool.default_folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.recorder, self._queue, hello, transport, make_spool, self.guard, self._on_alert, introduce
+            self.recorder, self._queue, hello, transport, make_spool, self.guard, self._on_alert, print_summary
         )
 
-    def _introduce(self) -> bool:
+    def _print_summary(self) -> bool:
         """Print a line about the training under ``gradcanary run``, on the first rank; return False if it is too early.
 
         Runs in the sender's thread.
@@ -162,55 +162,57 @@ class Session:
                 name, buffer
             )
 
-    def close(self, end: wire.End, timeout_s: float, left: Callable[[], object], *, is_exit: bool = False) -> None:
-        """Detach, call ``left``, send the rest, and end.
+    def close(
+        self, end: wire.End, timeout_s: float, on_detached: Callable[[], object], *, is_exit: bool = False
+    ) -> None:
+        """Detach, call ``on_detached``, send the rest, and end.
 
         If another thread trains, its next pass detaches: at this moment it may iterate over torch's hooks, or record a
         CUDA graph. The open window is not sent then. At the exit of the process the session waits for no pass.
         """
         began = time.monotonic()
         if self._is_on and not is_exit and self._hooks.is_training_elsewhere():
-            self._left = left
-            self._hooks.before_next_pass = self.leave
+            self._on_detached = on_detached
+            self._hooks.before_next_pass = self.detach_if_closed
         else:
-            self.take_off()
-            self.settle(min(timeout_s, DRAIN_S))
-            left()
+            self.remove_hooks()
+            self.flush(min(timeout_s, DRAIN_S))
+            on_detached()
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
         self.guard.print_caught()
 
-    def leave_late(self) -> None:
+    def detach_late(self) -> None:
         """Detach in the training's thread after another thread has closed the session."""
         if not (self._hooks.is_training_elsewhere() or is_capturing()):
-            self.leave()
+            self.detach_if_closed()
 
-    def leave(self) -> None:
+    def detach_if_closed(self) -> None:
         """Detach if another thread has closed the session. Values on their way are dropped: the sender has ended."""
         if self._hooks.before_next_pass is not None:
-            self.take_off()
-            self.guard.wrap("letting go of values on their way", self._transfers.drain)(LEAVES_S)
+            self.remove_hooks()
+            self.guard.wrap("letting go of values on their way", self._transfers.drain)(OVER_S)
             self._hooks.before_next_pass = None
-            self._left()
+            self._on_detached()
 
-    def take_off(self) -> None:
+    def remove_hooks(self) -> None:
         """Detach: from now on the training calls nothing of the session. Waits for nothing."""
         if self._is_on:
             self.guard.wrap("detaching", self._hooks.detach)()
             self._is_on = False
 
-    def settle(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float) -> None:
         """Submit the last window, and wait at most ``timeout_s`` for values on their way from a GPU.
 
         In the training's thread: a query from another thread would break a CUDA graph that is being recorded.
         """
-        if not self.is_settled:
+        if not self.is_flushed:
             self.guard.wrap("the last window", self.recorder.close)()
             self.guard.wrap("bringing the last values here", self._transfers.drain)(timeout_s)
-            self.is_settled = True
+            self.is_flushed = True
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: remove all hooks. The parent goes on."""
         backward.renew_lock()  # the module's own call at a fork comes after this one
         self.guard.wrap("detaching", self._hooks.detach)()

@@ -17,7 +17,7 @@ from scripted import Says, Told, Training, collector_that, once, refusal, reply,
 
 import gradcanary
 from gradcanary.attach.resident import AttachedWatch
-from gradcanary.attach.target import described
+from gradcanary.attach.target import describe_status
 from gradcanary.export.spool import Spool
 from gradcanary.settings import Settings
 
@@ -246,7 +246,14 @@ def test_retry_after_is_waited_for(monkeypatch):
         assert second.at - first.at >= 1
 
 
-@pytest.mark.parametrize(("status", "word"), [(401, "our token"), (403, "our token"), (426, "Speak 2")])
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        (401, "refuses the token: set GRADCANARY_TOKEN to a valid one; 'gradcanary token create --scope ingest "),
+        (403, "refuses the token"),
+        (426, "Speak 2"),
+    ],
+)
 def test_what_only_a_person_changes_is_said_once_and_tried_again(status, word, capsys):
     with collector_that(once("hello", Says(status, refusal("x", "Speak 2.")), times=3)) as collector:
         trained(collector.url, 5, pause=lambda: until(lambda: collector.of("batches")))
@@ -260,9 +267,9 @@ def test_who_attached_hears_of_a_token_that_is_refused():
         with AttachedWatch(Settings.resolve({}, url=collector.url, run="barred"), "barred") as watch:
             watch.begin()
             training.steps(5)
-            until(lambda: watch.describe()["is_barred"])
-            said = {**watch.describe(), "alive": [], "held_s": 0.1, "for_s": None}
-        told = [line for line in described(said, 1, None) if line.startswith("  collector")]
+            until(lambda: watch.describe()["is_unauthorized"])
+            said = {**watch.describe(), "optimizers": [], "held_s": 0.1, "for_s": None}
+        told = [line for line in describe_status(said, 1, None) if line.startswith("  collector")]
     assert len(told) == 1
     assert "refuses the token" in told[0]
 

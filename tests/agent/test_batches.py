@@ -85,9 +85,9 @@ def accumulators(bodies: list[dict]) -> dict[tuple[str, int], batches.Dtypes]:
 @given(streams(), st.integers(1, 64), st.integers(1, 40), st.integers(20_000, 30_000))
 def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows, max_steps, max_points, max_body):
     limits = wire.Limits(max_body=max_body, max_points=max_points, max_layers=9)
-    count = batches.cut(rows, limits, max_steps)
+    count = batches.count_fitting(rows, limits, max_steps)
     assert 1 <= count <= min(max_steps, len(rows))
-    batch = batches.build(rows[:count])
+    batch = batches.build_batch(rows[:count])
     assert {(each.layer_set.id, each.every) for each in rows[:count]} == {(batch.layer_set, batch.every)}
     if count > 1:
         points = sum(len(wire.uncolumn("f", block.values)) for block in batch.blocks)
@@ -97,8 +97,8 @@ def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows
 
 @given(streams())
 def test_a_batch_says_every_value_of_its_rows_once(rows):
-    rows = rows[: batches.cut(rows, ROOMY, 64)]
-    batch = batches.build(rows)
+    rows = rows[: batches.count_fitting(rows, ROOMY, 64)]
+    batch = batches.build_batch(rows)
     assert list(batch.steps) == sampled_steps(rows)
     said = {}
     for block in batch.blocks:
@@ -122,9 +122,9 @@ def test_a_batch_holds_no_more_series_than_a_collector_takes():
     rows = [row(step) for step in range(10)]
     for each in rows:
         each.metrics += [((f"m{i}", (("step", str(each.step)),)), each.step, 0.0) for i in range(300)]
-    count = batches.cut(rows, ROOMY, 64)
+    count = batches.count_fitting(rows, ROOMY, 64)
     assert count == 3
-    assert len(batches.build(rows[:count]).metrics) <= batches.MAX_SERIES
+    assert len(batches.build_batch(rows[:count]).metrics) <= batches.MAX_SERIES
 
 
 def without_dtypes(body: bytes) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_a_collector_knows_the_last_dtype_of_every_layer(rows, data):
             if waiting:
                 box.add(waiting.pop(0))
         while (parcel := box.next_batch(ROOMY)) is not None:
-            if batches.halve(UnsentBatch(batches.parse(parcel.body), 0)) and data.draw(st.booleans()):
+            if batches.halve_batch(UnsentBatch(batches.parse_batch(parcel.body), 0)) and data.draw(st.booleans()):
                 box.halve()
                 continue
             bodies.append(json.loads(parcel.body))
@@ -242,7 +242,7 @@ def test_after_a_loss_the_next_batch_tells_all_accumulators():
 
 
 def packed(rows: list[StepRow], made: int = 0) -> UnsentBatch:
-    return UnsentBatch(batches.build(rows[: batches.cut(rows, ROOMY, 64)]), made)
+    return UnsentBatch(batches.build_batch(rows[: batches.count_fitting(rows, ROOMY, 64)]), made)
 
 
 def points(batch: wire.Batch) -> dict:
@@ -275,21 +275,21 @@ def metric_points(batch: wire.Batch) -> list:
 def test_a_batch_survives_its_bytes_and_its_count_of_dropped_steps_is_the_last(rows, dropped):
     batch = packed(rows).batch
     body = wire.dump(batch)
-    assert batches.parse(body) == batch
-    assert batches.stamp(body, dropped) == wire.dump(replace(batch, dropped_steps=dropped))
-    assert batches.stamp(batches.stamp(body, 7), 0) == body
+    assert batches.parse_batch(body) == batch
+    assert batches.set_dropped_steps(body, dropped) == wire.dump(replace(batch, dropped_steps=dropped))
+    assert batches.set_dropped_steps(batches.set_dropped_steps(body, 7), 0) == body
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"blocks": 1}', b"\xff", b"[" * 100_000])
 def test_what_is_no_batch_is_said_so(body):
     with pytest.raises(ValueError, match=r"."):
-        batches.parse(body)
+        batches.parse_batch(body)
 
 
 @given(streams(), st.integers(100, 109))
 def test_halves_are_the_whole(rows, made):
     whole = packed(rows, made)
-    halves = batches.halve(whole)
+    halves = batches.halve_batch(whole)
     moments = {*whole.batch.steps, *(step for metric in whole.batch.metrics for step in metric.steps)}
     assert (halves is None) == (len(moments) == 1)
     if halves is None:

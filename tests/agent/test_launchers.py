@@ -12,6 +12,8 @@ import warm
 from collectors import Collector
 from launched import Workplace
 
+from gradcanary import facts
+
 SCRIPTS = Path(sys.executable).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
 
@@ -36,7 +38,8 @@ def test_a_training_is_watched_without_a_change(workplace: Workplace, words: tup
     page = f"{workplace.url}/runs/{workplace.name}"
     found = "watching AdamW, 4 layers (4 float32), K = 2 per step, summed in 4 float32"
     lines = [line for line in ended.stderr.splitlines() if "gradcanary" in line]
-    assert lines == [f"gradcanary: {page}", f"gradcanary: {found}: {page}"]
+    appears = f"gradcanary: the page appears at the first optimizer step: {page}"
+    assert lines == [appears, f"gradcanary: {found}: {page}"]
     stored = workplace.stored()
     assert (stored["state"], stored["step"], stored["layers"]) == ("finished", 3, 4)
     assert [(each["rank"], each["first_step"], each["last_step"]) for each in stored["sessions"]] == [(0, 0, 3)]
@@ -140,6 +143,29 @@ def test_children_that_do_not_train_have_no_session(workplace: Workplace) -> Non
 def test_a_process_without_an_optimizer_step_says_nothing(workplace: Workplace) -> None:
     workplace.write("differentiate.py", "import torch; torch.ones(2, requires_grad=True).sum().backward()")
     workplace.launch("differentiate.py")
+    assert not workplace.is_stored()
+
+
+BY_HAND = """
+import torch
+
+weight = torch.ones(2, requires_grad=True)
+for _ in range({passes}):
+    weight.sum().backward()
+    weight.data -= 0.1 * weight.grad
+    weight.grad = None
+{last}
+"""
+
+
+@pytest.mark.parametrize(("passes", "last", "is_reported"), [(3, "", True), (3, "1 / 0", False), (1, "", False)])
+def test_a_loop_without_an_optimizer_ends_with_what_it_lacks(
+    workplace: Workplace, passes: int, last: str, is_reported: bool
+) -> None:
+    """Not after an error, which is the reason itself, and not for a single pass, which is no loop."""
+    workplace.write("by_hand.py", BY_HAND.format(passes=passes, last=last))
+    ended = workplace.launch("by_hand.py", status=1 if last else 0)
+    assert ended.stderr.count(f"gradcanary: {facts.NO_STEP.text}\n") == is_reported
     assert not workplace.is_stored()
 
 

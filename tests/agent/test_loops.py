@@ -491,7 +491,7 @@ def test_a_loop_without_an_optimizer_that_is_joined_is_reported(
 ) -> None:
     """As by ``gradcanary attach``, which looks away until the first step; not where it ends before there may be one."""
     monkeypatch.setattr("gradcanary.tracking.optimizers.live_objects", lambda _kind: [])
-    monkeypatch.setattr("gradcanary.identity._unnamed", None)
+    monkeypatch.setattr("gradcanary.identity._default_run", None)
     for passes in (recorder.PASSES_WITHOUT_STEP, 3):
         model, watch = mlp(), AttachedWatch(Settings.resolve({}, url=collector.url), "late")
         watch.begin()

@@ -22,12 +22,12 @@ ELASTIC = {
 
 @given(st.text())
 def test_any_name_becomes_one_that_a_path_takes(name):
-    assert IN_A_PATH.fullmatch(identity.allowed(name))
+    assert IN_A_PATH.fullmatch(identity.allowed_name(name))
 
 
 @given(st.from_regex(IN_A_PATH, fullmatch=True))
 def test_a_name_that_is_fit_stays(name):
-    assert identity.allowed(name) == name
+    assert identity.allowed_name(name) == name
 
 
 @given(st.text(), st.text(alphabet="0123456789", min_size=8, max_size=8))
@@ -63,7 +63,7 @@ def test_a_launch_that_is_given_comes_first_and_one_without_a_launcher_is_random
 
 @given(st.text(min_size=1), st.integers(1, 9999))
 def test_later_launches_of_a_process_have_numbers_and_still_fit(given_id, number):
-    launch = identity.numbered(identity.launch_id({"GRADCANARY_LAUNCH": given_id}, ""), number)
+    launch = identity.nth_launch(identity.launch_id({"GRADCANARY_LAUNCH": given_id}, ""), number)
     assert len(launch) <= identity.MAX_ID
     assert launch.endswith(f".{number}") or number == 1
 
@@ -81,11 +81,11 @@ def test_later_launches_of_a_process_have_numbers_and_still_fit(given_id, number
     ],
 )
 def test_rank_and_world_size(environ, expected):
-    assert identity.rank(environ) == expected
+    assert identity.rank_and_world_size(environ) == expected
 
 
 def test_a_session_is_random_and_its_start_known(tmp_path):
     assert identity.session_id() != identity.session_id()
     ticks = psutil.Process().create_time() - psutil.boot_time()
-    assert int(identity.started(os.getpid())) / os.sysconf("SC_CLK_TCK") == pytest.approx(ticks, abs=2)
-    assert identity.started(2**30) == ""
+    assert int(identity.start_time(os.getpid())) / os.sysconf("SC_CLK_TCK") == pytest.approx(ticks, abs=2)
+    assert identity.start_time(2**30) == ""

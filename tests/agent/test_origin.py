@@ -83,7 +83,7 @@ def test_the_environment_gives_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seen", [0, 1])
 def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``gradcanary attach`` does, here with an optimizer that counts nothing, after ``seen`` of two passes."""
-    monkeypatch.setattr(identity, "_unnamed", None)
+    monkeypatch.setattr(identity, "_default_run", None)
     model = nn.Linear(4, 4)
     optimizer = sgd(model)
 

@@ -295,7 +295,7 @@ def test_a_disk_that_takes_nothing_is_left_clean(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(spool, "_write", full)
+    monkeypatch.setattr(spool, "_write_all", full)
     box = Outbox(RetryQueue(lambda *_: store, lambda line, **_: said.append(line)))
     for step in range(3):
         box.add(row(step))

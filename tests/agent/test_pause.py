@@ -257,7 +257,7 @@ def test_a_pause_before_the_first_step_of_a_process_that_waits_is_kept(
 ) -> None:
     monkeypatch.setenv("GRADCANARY_URL", collector.url)
     api.watch_when_training()
-    (watch,) = api.opened()
+    (watch,) = api.open_watches()
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch:

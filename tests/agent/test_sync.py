@@ -1,6 +1,7 @@
 """``gradcanary sync`` delivers what trainings left: from a terminal, killed in its middle, into whatever answers."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,20 @@ def test_one_process_of_a_machine_says_it(left, environ, is_told):
     assert contents(left) == before
 
 
+@pytest.mark.parametrize("clean", ["begin", "sync"])
+def test_a_folder_whose_process_was_killed_as_it_made_or_deleted_it_is_removed(tmp_path, clean):
+    for name in ("old.s.spool.new", "old.s.spool.gone", "just.s.spool.new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "acked").write_bytes(bytes(40))
+    for name in ("old.s.spool.new", "old.s.spool.gone"):
+        os.utime(tmp_path / name, (0, 0))
+    if clean == "begin":
+        spool.report_unsent({"GRADCANARY_SPOOL": str(tmp_path)}, pytest.fail)
+    else:
+        assert sync.find_spools([tmp_path]) == []
+    assert files(tmp_path) == ["just.s.spool.new"]
+
+
 def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):
     def nobody(_uid: int) -> None:
         raise KeyError
@@ -200,7 +215,8 @@ def test_a_training_that_was_killed_left_what_it_had(spool_folder, collector, un
     assert synced("--url", collector.url).returncode == 0
     detail = collector.get("/api/v1/runs/spooled").json()
     assert detail["step"] == 298, "a step is told when the next one begins"
-    assert detail["state"] != "finished", "it did not say so"
+    session = detail["sessions"][0]
+    assert (detail["state"], session["state"], session["last_step"]) == ("crashed", "crashed", 298)
     assert (detail["gaps"], detail["sessions"][0]["dropped_steps"]) == ([], 0)
     assert arrived(collector) == list(range(detail["step"] + 1))
     found, complete = kept(collector), undisturbed[0]
@@ -262,7 +278,10 @@ def test_a_token_that_is_refused_is_tried_once(left):
         wait_for(left, collector.url, "x.spool", "y.spool")
         done = synced(left / "x.spool", left / "y.spool", left / "x.spool")
         assert len(collector.heard) == 1
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["1 of 2", "2 of 2"]
+    lines = done.stdout.splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["1 of 2", "2 of 2"]
+    assert all(f"{collector.url} refuses the token: give a valid one with --token" in line for line in lines)
+    assert "--url" not in done.stdout
 
 
 def test_a_collector_that_is_busy_is_not_waited_for_by_each_session(left):
@@ -364,4 +383,4 @@ def test_no_torch_is_needed(left):
     ],
 )
 def test_where_files_are(environ, expected):
-    assert spool.folder(environ) == Path(expected)
+    assert spool.default_folder(environ) == Path(expected)

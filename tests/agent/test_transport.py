@@ -16,7 +16,7 @@ import pytest
 import trustme
 from scripted import WAIT_S, until
 
-from gradcanary.export.transport import Answer, Connection, Transport, UnreachableError, trusted
+from gradcanary.export.transport import Answer, Connection, Transport, UnreachableError, tls_context
 
 LARGE = bytes(2**26)
 """More than what two sockets of a loopback hold."""
@@ -184,7 +184,7 @@ def address_of(transport: Transport) -> Address:
 def test_a_name_that_nothing_can_have_is_told_each_time() -> None:
     transport = Transport("http://collector..lan:8600", None, "run", "session")
     for _ in range(2):
-        with pytest.raises(UnreachableError, match=r"collector\.\.lan is no name of a machine"):
+        with pytest.raises(UnreachableError, match=r"collector\.\.lan is not the name of a machine"):
             transport.send("POST", "/end", b"{}")
 
 
@@ -286,7 +286,7 @@ def test_what_is_sent_while_tls_is_cut_off_is_never_plain_text(
 
     with serving(scheme, authority, reads) as transport, monkeypatch.context() as patched:
         _, (host, port) = address_of(transport)
-        connection = Connection(host, port, trusted(os.environ))
+        connection = Connection(host, port, tls_context(os.environ))
         with contextlib.closing(connection):
             connection.connect()
             patched.setattr(socket.socket, "shutdown", after_another_send)

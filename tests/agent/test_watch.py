@@ -162,7 +162,7 @@ def test_a_watch_of_another_model_ends_the_earlier_one(collector, training, caps
 
 
 def test_a_cell_run_again_is_the_next_launch_of_the_same_run(collector, training, monkeypatch):
-    monkeypatch.setattr("gradcanary.identity._unnamed", None)
+    monkeypatch.setattr("gradcanary.identity._default_run", None)
     monkeypatch.setattr(sys.modules["__main__"], "get_ipython", lambda: None, raising=False)
     first = gradcanary.watch()
     assert gradcanary.watch() is first, "nothing has stepped yet"
@@ -235,6 +235,19 @@ def test_a_wrong_log_raises(collector, training, arguments, error, said):
         watch.log(**arguments)
 
 
+def test_a_wrong_log_after_a_right_one_ends_no_training(collector, training, capsys):
+    with gradcanary.watch(training.model, training.optimizer, run="logs") as watch:
+        training.steps(1)
+        watch.log(acc=0.5)
+        watch.log(other=1, acc=[0.5])
+        watch.log(acc=torch.zeros(2), step=-1)
+        watch.log(late=1)
+        training.steps(1)
+    assert capsys.readouterr().err.count("gradcanary: a call of log() is not stored (log(acc=) is a list") == 1
+    stored = {name for name in ("acc", "other", "late") if metrics(collector, name)}
+    assert stored == {"acc", "late"}
+
+
 def test_pause_looks_away_until_the_next_step(collector, training):
     with gradcanary.watch(training.model, training.optimizer, run="pause") as watch:
         training.steps(2)
@@ -250,7 +263,7 @@ def test_pause_looks_away_until_the_next_step(collector, training):
 def test_a_step_by_hand_begins_no_session_that_waits(collector, training):
     """As in a script of ``gradcanary run``, which has no model."""
     gradcanary.api.watch_when_training()
-    (watch,) = gradcanary.api.opened()
+    (watch,) = gradcanary.api.open_watches()
     with watch:
         training.model(torch.randn(4, 4)).sum().backward()
         gradcanary.step()

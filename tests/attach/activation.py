@@ -46,7 +46,7 @@ def asked_for(folder: Path, name: str) -> dict[str, object]:
     return {
         "file": str(home / "program"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(),
         "agent": __version__, "socket": str(home / "socket"), "settings": settings, "for_s": None, "default_run": name,
-        "command": os.getpid(), "command_started": identity.started(os.getpid()), "launch": None,
+        "command": os.getpid(), "command_started": identity.start_time(os.getpid()), "launch": None,
     }  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def forked() -> int:
     if not os.fork():
         from gradcanary import api
 
-        os.write(theirs, b"%d" % (len(api.opened()) + hooks()))
+        os.write(theirs, b"%d" % (len(api.open_watches()) + hooks()))
         os._exit(0)
     found = int(os.read(ours, 10))
     os.close(ours)

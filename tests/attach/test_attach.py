@@ -209,6 +209,33 @@ def test_the_training_is_the_same_bit_for_bit(joined: Training, tmp_path: Path) 
         assert alone.ended(steps)[:2] == (steps, digest)
 
 
+BY_HAND = """
+import torch
+weight = torch.ones(2, requires_grad=True)
+for step in range(10**9):
+    weight.sum().backward()
+    weight.data -= 0.1 * weight.grad
+    weight.grad = None
+    if step == 9:
+        print("trains", flush=True)
+"""
+
+
+def test_a_loop_without_an_optimizer_is_described_at_once(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing will step: no line says that a step is waited for."""
+    monkeypatch.setattr(target, "PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(target, "WAITING", "until it is let in")
+    (tmp_path / "by_hand.py").write_text(BY_HAND)
+    with program(sys.executable, str(tmp_path / "by_hand.py")) as process:
+        status, out, err = typed("attach", process.pid, "--url", "http://127.0.0.1:9", "--run", "by-hand")
+        assert (status, set(err.splitlines()) - {"until it is let in"}) == (0, set())
+        assert f"optimizer    {target.NO_OPTIMIZER}" in out
+        assert "page         http://127.0.0.1:9/runs/by-hand (appears with the first step)\n" in out
+        assert typed("detach", process.pid)[0] == 0
+
+
 WATCHED = """
 import os, sys, time
 import torch
@@ -251,7 +278,7 @@ def test_ps_tells_what_watches_a_process_and_its_run(typed: Typed, tmp_path: Pat
     ):
         assert listed(typed, coded.pid) == ("coded", "watch()", f"{url}/runs/coded")
         assert listed(typed, launched.pid) == ("launched", "gradcanary run", f"{url}/runs/launched")
-        (child,) = [each for each in processes.all_of(os.geteuid()) if each.parent == coded.pid]
+        (child,) = [each for each in processes.find_all(os.geteuid()) if each.parent == coded.pid]
         assert listed(typed, child.pid) == ("-", "-", ""), "its parent's watch is none of its own"
         assert coded.stdin is not None
         assert coded.stdout is not None
@@ -260,7 +287,7 @@ def test_ps_tells_what_watches_a_process_and_its_run(typed: Typed, tmp_path: Pat
         assert coded.stdout.readline() == "closed\n"
         assert listed(typed, coded.pid) == ("-", "-", "")
         os.kill(child.pid, 9)
-        for each in processes.all_of(os.geteuid()):
+        for each in processes.find_all(os.geteuid()):
             if each.parent == launched.pid:
                 os.kill(each.pid, 9)
 

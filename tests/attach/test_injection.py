@@ -42,7 +42,7 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
     with program(python, "-S", "-c", LOOP, str(mapped(tmp_path))) as target:
         process = processes.find(target.pid)
         assert process is not None
-        assert process.spelled == version
+        assert process.python_version == version
         for number in range(3):
             came = tmp_path / f"came-{number}"
             line = f"__import__('pathlib').Path({str(came)!r}).touch()\n"
@@ -51,7 +51,7 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
             assert (stopped_s is not None) == (process.version < (3, 14))
             print(f"Python {version} stood still for {stopped_s or 0:.2f} s")
         assert target.poll() is None
-        assert processes.state(target.pid) in "RS"
+        assert processes.read_state(target.pid) in "RS"
 
 
 SIGNALS = "import os, signal; os.kill(os.getpid(), signal.SIGALRM)"
@@ -270,10 +270,10 @@ def test_a_failure_is_told_and_ends_the_errand() -> None:
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "home", lambda _: tmp_path / "home")
+    monkeypatch.setattr(request, "user_folder", lambda _: tmp_path / "home")
     (tmp_path / "home").symlink_to(tmp_path / "nowhere")
     with pytest.raises(request.AttachError, match="cannot be made: File exists"):
-        request.make_home(os.geteuid())
+        request.make_user_folder(os.geteuid())
     (tmp_path / "home").unlink()
     (tmp_path / "home").mkdir(mode=0o755)
     itself = processes.find(os.getpid())
@@ -281,9 +281,9 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
         request.read_status(itself)
     with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
-        request.make_home(os.geteuid())
+        request.make_user_folder(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
-    assert request.make_home(os.geteuid()) == tmp_path / "home"
+    assert request.make_user_folder(os.geteuid()) == tmp_path / "home"
 
 
 def test_the_agent_comes_stays_and_leaves(tmp_path: Path) -> None:

@@ -114,10 +114,10 @@ def test_what_is_no_python_and_what_has_no_torch(typed: Typed) -> None:
     with program(sys.executable, "-S", "-u", "-c", "print(); import time; time.sleep(60)") as bare:
         assert "has not loaded torch" in refused(typed, bare.pid)
         bare.send_signal(signal.SIGSTOP)
-        until(lambda: processes.state(bare.pid) == "T")
+        until(lambda: processes.read_state(bare.pid) == "T")
         assert f"kill -CONT {bare.pid}" in refused(typed, bare.pid)
         bare.send_signal(signal.SIGKILL)
-        until(lambda: processes.state(bare.pid) == "Z")
+        until(lambda: processes.read_state(bare.pid) == "Z")
         assert "has ended" in refused(typed, bare.pid)
 
 
@@ -172,7 +172,7 @@ def test_another_container_and_a_disk_that_hangs(
         assert "docker exec CONTAINER" in refused(typed, python.pid)
     with monkeypatch.context() as patched:
         patched.setattr(processes, "find", lambda _: replace(found, state="D"))
-        patched.setattr(processes, "state", lambda _: "D")
+        patched.setattr(processes, "read_state", lambda _: "D")
         assert "waits for a disk or a driver" in refused(typed, python.pid)
 
 
@@ -234,7 +234,7 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch:
         assert [rows[str(each.pid)] for each in (first, second, other)] == ["0", "1", "0"]
         started = {each.pid for each in processes.ranks_of(processes.find(os.getpid()))}
         assert started == {first.pid, second.pid, other.pid}
-        (started_by_it,) = (each for each in processes.all_of(os.geteuid()) if each.parent == second.pid)
+        (started_by_it,) = (each for each in processes.find_all(os.geteuid()) if each.parent == second.pid)
         assert processes.ranks_of(started_by_it) == []
 
 
@@ -266,7 +266,7 @@ def test_two_who_attach_at_once(typed: Typed, python: "subprocess.Popen[str]") -
 
 
 def test_ps_where_nothing_trains(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "all_of", lambda _: iter(()))
+    monkeypatch.setattr(processes, "find_all", lambda _: iter(()))
     status, out, err = typed("ps")
     assert (status, err) == (0, "")
     assert "no training of yours runs here" in out

@@ -164,7 +164,7 @@ def wait_until_known(demo: Demo, name: str) -> None:
     url = next(word for word in demo.seen.split() if word.endswith(f"/runs/{name}")).removesuffix(f"/runs/{name}")
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        with processes._direct.open(f"{url}/api/v1/runs") as answer:
+        with processes.direct_opener().open(f"{url}/api/v1/runs") as answer:
             if f'"{name}"'.encode() in answer.read():
                 return
         assert time.monotonic() < deadline

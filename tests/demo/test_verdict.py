@@ -2,12 +2,17 @@
 
 import base64
 import copy
+import json
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from gradcanary import demo
 from gradcanary.demo.verdict import COLLAPSED, Message, Runs, problems
 
 RUNS = Runs("faulty", "twin")
@@ -133,3 +138,70 @@ def test_webhooks_must_be_one_about_the_collapse(messages: list[Message]) -> Non
 
 def test_a_wrong_signature_is_named() -> None:
     assert "wrong signature" in problems(right().__getitem__, RUNS, [message()], refused=1)[0]
+
+
+class Ended:
+    """A training of the demo that has ended, or is still to be started."""
+
+    def __init__(self, name: str, *_: object, **__: object) -> None:
+        self.name, self.status = name, 0
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+@contextmanager
+def answering(answers: Answers, *, may_read: bool) -> Iterator[str]:
+    """Yield the address of a collector that gives these answers, or only says that it is there."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix("/api/v1")
+            is_forbidden = path != "/healthz" and not may_read
+            body = json.dumps(answers.get(path, {"runs": [], "metrics": []})).encode()
+            self.send_response(403 if is_forbidden else 200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("may_read", "spoil", "headless", "status", "line"),
+    [
+        (True, None, True, 0, demo.CAUGHT),
+        (True, None, False, 0, demo.CAUGHT),
+        (True, no_incident, False, 1, "wrong: lora-wrong-schedule-0 has incidents of the rules []"),
+        (False, None, False, 0, demo.NOT_READ),
+        (False, None, True, 2, demo.NEEDS_READING),
+    ],
+)
+def test_with_a_running_collector_it_judges_what_its_token_may_read(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    may_read: bool,
+    spoil: Callable[[Answers], None] | None,
+    headless: bool,
+    status: int,
+    line: str,
+) -> None:
+    monkeypatch.setattr(demo, "Training", Ended)
+    monkeypatch.setattr(demo, "_interrupt_on_signals", lambda: None)
+    monkeypatch.setattr("secrets.token_hex", lambda _bytes: "0")
+    answers = right()
+    if spoil is not None:
+        spoil(answers)
+    renamed = json.dumps(answers).replace("faulty", "lora-wrong-schedule-0").replace("twin", "lora-healthy-0")
+    with answering(json.loads(renamed), may_read=may_read) as url:
+        assert demo.run_with_collector(url, None, headless=headless) == status
+    assert line in capsys.readouterr().out

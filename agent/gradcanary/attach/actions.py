@@ -22,7 +22,7 @@ HEAD = ("PID", "PYTHON", "RANK", "SINCE", "WATCHED BY", "RUN", "COMMAND")
 
 NOT_ATTACHED = "process {pid} is not attached. gradcanary ps lists those that are"
 LATER = """\
-process {pid} has not reached a moment yet in which hooks can be taken off. It leaves at the next one"""
+process {pid} has not reached a moment yet in which hooks can be removed. It detaches at the next one"""
 NO_TRAINING = "no training of yours runs here that can be attached to: no Python of yours has loaded torch"
 
 
@@ -97,7 +97,7 @@ def _names(first: Process, launch: str | None) -> tuple[str, str | None]:
     if is_named:
         key = identity.launch_id(environ, "")
     elif "RANK" in environ:
-        key = f"{environ.get('MASTER_ADDR')} {environ.get('MASTER_PORT')} {identity.started(first.parent)}"
+        key = f"{environ.get('MASTER_ADDR')} {environ.get('MASTER_PORT')} {identity.start_time(first.parent)}"
     else:
         key = f"{first.pid} {first.started}"
     name = identity.run_name(first.script, time.strftime("%Y%m%d", started), key)
@@ -131,7 +131,7 @@ def detach(arguments: argparse.Namespace) -> int:
     preflight.check_system()
     found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
     for process in found:
-        request.check_home(process.uid)
+        request.check_user_folder(process.uid)
     attached = [process for process in found if request.socket_of(process).exists()]
     if not attached:
         raise AttachError(NOT_ATTACHED.format(pid=arguments.pid))
@@ -160,7 +160,7 @@ def _detach_one(process: Process, timeout_s: float) -> int:
 def ps(_arguments: argparse.Namespace) -> int:
     """List the trainings of this user, and what watches them."""
     preflight.check_system()
-    every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
+    every = sorted(processes.find_all(os.geteuid()), key=lambda process: process.pid)
     watches = [_watches(process) for process in every]
     rows = [_row(process, each, every) for process, each in zip(every, watches, strict=True)]
     if not rows:
@@ -183,10 +183,10 @@ def _watches(process: Process) -> list[dict[str, Any]]:
 
 
 def _row(process: Process, watches: list[dict[str, Any]], every: list[Process]) -> tuple[str, ...]:
-    rank, age = process.environ.get("RANK", "-"), target.duration(processes.age_s(process))
+    rank, age = process.environ.get("RANK", "-"), target.format_duration(processes.age_s(process))
     watched = [", ".join(dict.fromkeys(watch[key] for watch in watches)) or "-" for key in ("by", "run")]
     forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
-    return str(process.pid), process.spelled, rank, age, *watched, forked or process.command_line
+    return str(process.pid), process.python_version, rank, age, *watched, forked or process.command_line
 
 
 # -- all three -------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def _job(pid: int) -> list[int]:
 
 
 def _print(text: str, below: str = "") -> None:
-    print(terminal.wrapped(_printable(text), terminal.width(), below), flush=True)  # noqa: T201 -- the command line speaks
+    print(terminal.wrapped(_printable(text), terminal.width(), below), flush=True)  # noqa: T201 -- the output of the command
 
 
 def _print_error(text: str) -> None:

@@ -1,7 +1,7 @@
 """The code that runs first inside an attached process: a thread that has the main thread install the hooks.
 
-The main thread may be anywhere: inside an optimizer's step, where adding or removing a hook raises in the user's own
-call, or inside ``threading`` with one of its locks held. So the task runs at a safe point only, which is a moment in
+The main thread may be anywhere. Inside an optimizer's step, adding or removing a hook raises in the user's own call.
+Inside ``threading`` it may hold a lock. So the task runs at a safe point only, which is a moment in
 which no thread is in such a place; until then it tries again every few milliseconds.
 
 Nothing here raises into the process. Nothing here imports gradcanary at the top: the process gets this file as text.
@@ -142,9 +142,9 @@ class MainThreadTask:
             time.sleep(RETRY_S if now - began < 2 else SLOW_RETRY_S)
             if now - reported > REPORT_INTERVAL_S:
                 reported = now
-                with suppress(Exception):
+                with suppress(Exception):  # a full disk: the command sees an older location
                     self._report(self._blocked_by or "")
-                with suppress(Exception):
+                with suppress(Exception):  # the next round looks again
                     self.is_over = self.is_over or not self._is_wanted()
         while self._is_queued:  # the interpreter still has the address of the call
             time.sleep(0.1)
@@ -183,7 +183,7 @@ class MainThreadTask:
             _thread.start_new_thread(_raise_later, (error, _thread.get_ident()))
             error = RuntimeError("a signal came in between, try again")
         if self.is_over:
-            with suppress(Exception):
+            with suppress(Exception):  # a full disk: the command waits until its own limit
                 self._on_failure(error)
 
 

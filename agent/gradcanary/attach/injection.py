@@ -1,8 +1,8 @@
 """A line of Python for another process: run by its main thread, between two of its own bytecodes.
 
 CPython 3.14 takes such requests itself (``sys.remote_exec``). Before it, gdb puts the line into a new page of memory
-and has the interpreter queue ``PyRun_SimpleString`` on it as a pending call: nothing of Python runs while
-the process is stopped, so no lock of its allocator or its interpreter can be in the way, and no library is loaded.
+and has the interpreter queue ``PyRun_SimpleString`` on it as a pending call. No Python code runs while the process is
+stopped, so no lock of its allocator or its interpreter can be in the way. No library is loaded.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def _by_remote_exec(process: processes.Process, line: str, folder: Path) -> None
     asking = f"import sys; sys.remote_exec({process.pid}, {str(script)!r})"
     command = [f"/proc/{process.pid}/exe", "-I", "-S", "-c", asking]
     try:
-        ended = subprocess.run(  # noqa: S603 -- the interpreter that runs there, asked for what it is made for
+        ended = subprocess.run(  # noqa: S603 -- the interpreter that runs there
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=process.environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, output=error)) from error
+        raise AttachError(NO_REMOTE.format(version=process.python_version, pid=process.pid, output=error)) from error
     if ended.returncode:
         raise AttachError(remedy_for(ended.stderr, process))
 
@@ -120,7 +120,7 @@ def remedy_for(output: str, process: processes.Process) -> str:
         return NOT_PERMITTED.format(pid=process.pid).replace("let gdb attach", "allow writing")
     if "disabled" in last or "not enabled" in last:
         return DISABLED.format(pid=process.pid)
-    return NO_REMOTE.format(version=process.spelled, pid=process.pid, output=last or "nothing")
+    return NO_REMOTE.format(version=process.python_version, pid=process.pid, output=last or "nothing")
 
 
 # -- gdb -------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def remedy_for(output: str, process: processes.Process) -> str:
 def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
     gdb = shutil.which("gdb")
     if gdb is None:
-        raise AttachError(NO_GDB.format(version=process.spelled))
+        raise AttachError(NO_GDB.format(version=process.python_version))
     held = line.encode() + b"\0"
     (folder / "line").write_bytes(held)
     script = folder / "script.gdb"
@@ -154,11 +154,11 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
 def _run(command: list[str], process: processes.Process, output: Path) -> tuple[str, bool]:
     """Run gdb to its end: whatever happens to it or to us, the process is not left stopped.
 
-    Returns its output, and whether it was late: it may be late after it has done everything. It writes to a file and
-    belongs to no terminal, so it comes to its end even if this command is killed.
+    Returns its output, and True if it was late: it may be late after it has done everything. It writes to a file and
+    belongs to no terminal, so it reaches its end even if this command is killed.
     """
     with output.open("wb") as file:
-        gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
+        gdb = subprocess.Popen(  # noqa: S603 -- gdb, found on PATH
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             env={**_without_python(os.environ), "LC_ALL": "C", "SHELL": "/bin/sh"},
         )  # fmt: skip
@@ -186,8 +186,8 @@ def _continue(process: processes.Process) -> None:
     A running process gets no signal: it may have a handler for it.
     """
     for _ in range(10):
-        if processes.state(process.pid) == "T":
-            with contextlib.suppress(OSError):
+        if processes.read_state(process.pid) == "T":
+            with contextlib.suppress(OSError):  # it has ended
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.02)
 

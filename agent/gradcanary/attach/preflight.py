@@ -32,7 +32,7 @@ NO_PYTHON_SEEN = f"process {{pid}} does not look like Python: {{command}}. {LIST
 PYPY = "process {pid} runs PyPy, and this needs CPython. Start the training with: gradcanary run ..."
 TOO_OLD = "process {pid} runs Python {version}, and gradcanary needs 3.10 or newer"
 FREE_THREADED = """\
-process {pid} runs a free-threaded Python {version}, where no moment is safe to come in from outside.
+process {pid} runs a free-threaded Python {version}, where no moment is safe for code from outside.
 Start the training with: gradcanary run ..."""
 NO_TORCH = f"""\
 process {{pid}} has not loaded torch: it trains nothing (yet). A launcher's ranks, or a script's children, have ids of
@@ -76,7 +76,7 @@ def _check_owner(process: Process) -> None:
         raise AttachError(NOT_YOURS.format(pid=process.pid, owner=process.uid))
     if not process.is_readable:
         raise AttachError(f"{_not_python(process)}{NOT_PERMITTED.format(pid=process.pid)}")
-    if processes.is_elsewhere(process.pid):
+    if processes.is_in_other_container(process.pid):
         raise AttachError(ELSEWHERE.format(pid=process.pid))
 
 
@@ -103,9 +103,9 @@ def _check_python(process: Process) -> None:
     if process.version == (0, 0):
         raise AttachError(NO_PYTHON.format(pid=process.pid, command=process.command_line or "a kernel thread"))
     if process.version < OLDEST:
-        raise AttachError(TOO_OLD.format(pid=process.pid, version=process.spelled))
+        raise AttachError(TOO_OLD.format(pid=process.pid, version=process.python_version))
     if process.is_free_threaded:
-        raise AttachError(FREE_THREADED.format(pid=process.pid, version=process.spelled))
+        raise AttachError(FREE_THREADED.format(pid=process.pid, version=process.python_version))
     if not process.has_torch:
         raise AttachError(NO_TORCH.format(pid=process.pid))
 
@@ -127,9 +127,9 @@ def _check_way_in(process: Process) -> None:
         if why is not None:
             raise AttachError(DISABLED.format(pid=process.pid, why=why))
     elif shutil.which("gdb") is None:
-        raise AttachError(NO_GDB.format(version=process.spelled))
+        raise AttachError(NO_GDB.format(version=process.python_version))
     if not processes.may_trace(process.pid):
-        raise AttachError(forbidden(process.pid, processes.ptrace_scope()))
+        raise AttachError(ptrace_remedy(process.pid, processes.ptrace_scope()))
 
 
 def disabled_by(process: Process) -> str | None:
@@ -139,7 +139,7 @@ def disabled_by(process: Process) -> str | None:
     return "-X disable-remote-debug" if any("disable-remote-debug" in word for word in process.command) else None
 
 
-def forbidden(pid: int, scope: int) -> str:
+def ptrace_remedy(pid: int, scope: int) -> str:
     """Return the remedy for a system that forbids attaching, by Yama's scope."""
     if scope == 3:
         return SCOPE_FOR_EVER

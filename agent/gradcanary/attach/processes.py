@@ -53,7 +53,7 @@ class Process:
     is_readable: bool = True
 
     @property
-    def spelled(self) -> str:
+    def python_version(self) -> str:
         """The version of its Python, as 3.11."""
         return ".".join(map(str, self.version))
 
@@ -67,7 +67,7 @@ class Process:
     @property
     def script(self) -> str:
         """The name of the script or program."""
-        return identity.subject(self.command) if self.command else "?"
+        return identity.script_name(self.command) if self.command else "?"
 
 
 def find(pid: int) -> Process | None:
@@ -102,7 +102,7 @@ def find(pid: int) -> Process | None:
     )
 
 
-def all_of(uid: int) -> Iterator[Process]:
+def find_all(uid: int) -> Iterator[Process]:
     """Yield the processes of a user that have torch."""
     for entry in PROC.iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid() and _owner(entry) == uid:
@@ -111,7 +111,7 @@ def all_of(uid: int) -> Iterator[Process]:
                 yield process
 
 
-def state(pid: int) -> str:
+def read_state(pid: int) -> str:
     """Return the letter of its main thread's state, empty if it has ended."""
     try:
         return _stat(pid)[0]
@@ -119,7 +119,7 @@ def state(pid: int) -> str:
         return ""
 
 
-def is_same(process: Process) -> bool:
+def still_runs(process: Process) -> bool:
     """Return True if the process still runs."""
     try:
         fields = _stat(process.pid)
@@ -128,7 +128,7 @@ def is_same(process: Process) -> bool:
         return False
 
 
-def cpu_s(pid: int) -> float:
+def read_cpu_s(pid: int) -> float:
     """Return the CPU time of its main thread so far, in seconds."""
     try:
         fields = (PROC / str(pid) / "task" / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -146,13 +146,13 @@ def age_s(process: Process) -> float:
 def is_stuck(pid: int, looks: int = 5) -> bool:
     """Return True if it stays in an uninterruptible wait, for a disk or a driver."""
     for _ in range(looks):
-        if state(pid) != "D":
+        if read_state(pid) != "D":
             return False
         time.sleep(0.05)
     return True
 
 
-def is_elsewhere(pid: int) -> bool:
+def is_in_other_container(pid: int) -> bool:
     """Return True if it is in another container: it sees other processes or another file system."""
     return any(_link(str(pid), kind) != _link("self", kind) for kind in ("ns/pid", "ns/mnt", "root"))
 
@@ -183,7 +183,7 @@ def wait_for_thread(pid: int, thread: int, timeout_s: float = 2.0) -> None:
 
 def ranks_of(process: Process) -> list[Process]:
     """Return the ranks of its distributed job on this machine; of a launcher, the ranks that it started."""
-    every = list(all_of(process.uid))
+    every = list(find_all(process.uid))
     ranks = outermost([each for each in every if "RANK" in each.environ])
     if "RANK" in process.environ and "WORLD_SIZE" in process.environ:
         of_job = [each for each in ranks if _job(each) == _job(process)]

@@ -72,36 +72,36 @@ class AlreadyAttachedError(AttachError):
 # -- the user's folder -----------------------------------------------------------------------------------------------
 
 
-def home(uid: int) -> Path:
+def user_folder(uid: int) -> Path:
     """Return the folder of a user's attached processes. It does not depend on TMPDIR: both sides have to find it."""
     # A /tmp may be shared by containers, in which ids mean other processes.
     namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 -- follows the link
     return Path(f"/tmp/gradcanary-{uid}-{namespace}")  # noqa: S108 -- made for its user alone, and checked
 
 
-def make_home(uid: int) -> Path:
+def make_user_folder(uid: int) -> Path:
     """Make and return that folder, without the files of processes that have ended.
 
     Raises AttachError if another user has one of that name.
     """
-    folder = home(uid)
+    folder = user_folder(uid)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise AttachError(NOT_MADE.format(folder=folder, why=error.strerror)) from error
-    check_home(uid)
+    check_user_folder(uid)
     for file in folder.iterdir():
         pid, _, started = file.name.partition("-")
-        if pid.isdigit() and identity.started(int(pid)) != started.partition(".")[0]:
+        if pid.isdigit() and identity.start_time(int(pid)) != started.partition(".")[0]:
             file.unlink(missing_ok=True)
         elif pid == "request" and time.time() - file.lstat().st_mtime > ABANDONED_S:
             shutil.rmtree(file, ignore_errors=True)
     return folder
 
 
-def check_home(uid: int) -> None:
+def check_user_folder(uid: int) -> None:
     """Raise AttachError if another user could have put a socket there."""
-    folder = home(uid)
+    folder = user_folder(uid)
     try:
         found = folder.lstat()
     except OSError:
@@ -112,13 +112,13 @@ def check_home(uid: int) -> None:
 
 def socket_of(process: Process) -> Path:
     """Return where the process listens once it is attached; a later process of the same id listens elsewhere."""
-    return home(process.uid) / f"{process.pid}-{process.started}"
+    return user_folder(process.uid) / f"{process.pid}-{process.started}"
 
 
 @contextmanager
 def locked(process: Process) -> Iterator[None]:
     """Let no other command attach to the process meanwhile; raise AttachError if one does."""
-    path = make_home(process.uid) / f"{process.pid}-{process.started}.lock"
+    path = make_user_folder(process.uid) / f"{process.pid}-{process.started}.lock"
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +139,7 @@ class Request:
     """A request to one process, open until the process accepts it or :meth:`withdraw`."""
 
     def __init__(self, fields: dict[str, Any], uid: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="request-", dir=make_home(uid)))
+        self.folder = Path(tempfile.mkdtemp(prefix="request-", dir=make_user_folder(uid)))
         self.file = self.folder / "program"
         fields = {**fields, "file": str(self.file), "folder": str(self.folder), "package": str(PACKAGE)}
         bootstrap = (PACKAGE / "attach" / "bootstrap.py").read_text(encoding="utf-8")
@@ -204,7 +204,7 @@ def read_status(process: Process) -> dict[str, Any] | None:
 
     Raises TimeoutError if it hangs, AttachError if another user could answer instead.
     """
-    check_home(process.uid)
+    check_user_folder(process.uid)
     return send_request(socket_of(process), "status")
 
 

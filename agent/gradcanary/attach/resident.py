@@ -7,7 +7,6 @@ does everything that waits.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import socket
 import threading
@@ -41,7 +40,7 @@ _agent: AttachedAgent | None = None
 
 
 class AttachedWatch(api.Watch):
-    """A watch that touches nothing before :meth:`begin`, and ends in steps: :meth:`take_off`, :meth:`settle`,
+    """A watch that touches nothing before :meth:`begin`, and ends in steps: :meth:`remove_hooks`, :meth:`flush`,
     :meth:`detach`. A ``watch()`` in the script replaces it."""
 
     def __init__(self, settings: Settings, default_run: str, launch: str | None = None) -> None:
@@ -55,32 +54,32 @@ class AttachedWatch(api.Watch):
         try:
             self._attach(None, None, is_late=True)
         except BaseException:  # a signal's: leave no half of the hooks
-            self._session.take_off()
+            self._session.remove_hooks()
             raise
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not closed, in this process."""
+        """True while the watch is open in this process."""
         return self._is_ours()
 
-    def take_off(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove all hooks and patches; the last window and the unsent data are still there."""
         if self._is_ours():
-            self._session.take_off()
+            self._session.remove_hooks()
 
-    def settle(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float) -> None:
         """End the last window, in the training's thread; wait at most ``timeout_s`` for values from a GPU."""
         if self._is_ours():
-            self._session.settle(timeout_s)
+            self._session.flush(timeout_s)
 
     def detach(self, timeout_s: float) -> None:
         """End the watch of a training that goes on; send the rest for at most ``timeout_s``."""
         self._close("detached", None, timeout_s)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether closing needs nothing of the training any more."""
-        return not self._is_ours() or self._session.is_settled
+    def is_flushed(self) -> bool:
+        """True if the last window was submitted: the rest of the close needs nothing of the training."""
+        return not self._is_ours() or self._session.is_flushed
 
     @property
     def unsent(self) -> str | None:
@@ -91,7 +90,7 @@ class AttachedWatch(api.Watch):
     def describe(self) -> dict[str, Any]:
         """Return what is known by now: of the session as :func:`gradcanary.summary.summarize`, and of the collector.
 
-        ``is_heard`` is None until the collector took the data, or did not.
+        ``is_reachable`` is None until the collector took the data, or did not.
         """
         recorder, sender = self._session.recorder, self._session.sender
         return {
@@ -100,16 +99,16 @@ class AttachedWatch(api.Watch):
             "launch": self._launch,
             "rank": recorder.rank.rank,
             "world_size": recorder.rank.world_size,
-            "is_silent": recorder.rank.sends_only_nonfinite,
-            "unseen": [fact.text for fact in recorder.facts],
-            "is_heard": None if sender is None else sender.is_reachable,
-            "is_barred": sender is not None and sender.is_unauthorized,
+            "sends_only_nonfinite": recorder.rank.sends_only_nonfinite,
+            "facts": [fact.text for fact in recorder.facts],
+            "is_reachable": None if sender is None else sender.is_reachable,
+            "is_unauthorized": sender is not None and sender.is_unauthorized,
             **summary.summarize(recorder, sender),
         }
 
     def _survives_fork(self) -> bool:
         """Return False: a forked child is not watched, only the process of the request."""
-        self._session.forked()
+        self._session.on_fork()
         return False
 
 
@@ -147,13 +146,10 @@ class AttachedAgent:
     def prepare(self) -> None:
         """Do the slow part. Touches nothing of the training."""
         global _agent
-        if api.opened():
-            (first, *_) = api.opened()
+        if api.open_watches():
+            (first, *_) = api.open_watches()
             raise RuntimeError(f"it is watched already, as run {first.run}: {first.url}")
         if self._watch is None:
-            for name in ("session", "export.spool"):  # what its first step would import; a Python may have no SQLite
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(f"gradcanary.{name}")
             self._optimizers = list_optimizers()
             self._watch = AttachedWatch(self._settings, self._request["default_run"], self._request["launch"])
         if self._thread is None:
@@ -209,26 +205,26 @@ class AttachedAgent:
             connection, _ = self._listener.accept()
         except TimeoutError:
             return
-        with connection, contextlib.suppress(OSError, ValueError):
+        with connection, contextlib.suppress(OSError, ValueError):  # a command that gave up, or another program
             connection.settimeout(PATIENCE_S)
             answer: dict[str, Any]
             if read_message(connection).get("do") == "detach":
                 self._detach(watch)
                 answer = {"detached": watch.run, "unsent": watch.unsent, "thread": threading.get_native_id()}
             else:
-                own = {"alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
+                own = {"optimizers": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
                 answer = {**watch.describe(), **own}
             write_message(connection, answer)
 
     def _detach(self, watch: AttachedWatch) -> None:
-        if not watch.is_settled:
-            self._run_at_safe_point(watch.take_off, lambda: watch.settle(SETTLE_S))
+        if not watch.is_flushed:
+            self._run_at_safe_point(watch.remove_hooks, lambda: watch.flush(SETTLE_S))
         watch.detach(SEND_S)
 
     def _clean_up(self) -> None:
         global _agent
         if self._listener is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # removed by hand
                 os.unlink(self._request["socket"])  # noqa: PTH108 -- a plain string
             self._listener.close()
         _agent = None if _agent is self else _agent

@@ -27,7 +27,7 @@ NO_SAFE_POINT = "a moment in which hooks may be put on; it is in {location}"
 TOO_LONG = "process {pid} did not attach within {minutes:.0f} minutes: it waited for {what}. The request was withdrawn"
 GONE = "process {pid} ended meanwhile"
 NO_STATUS = "  it is attached, and does not answer yet: what it trains will be on the page; gradcanary ps shows its run"
-LEFT = "  it was attached, and has been left again already"
+DETACHED = "  it was attached, and is detached again already"
 STEPPING = (
     "process {pid}: attached, waiting for its next whole step, {seconds:.0f} s so far (Ctrl-C leaves it attached)"
 )
@@ -42,8 +42,9 @@ _STEP_SOURCES = {
 NO_STEP = "no optimizer has stepped yet: what it trains will be on the page with the first step"
 NO_OPTIMIZER = (
     "no optimizer lives in this process: the first one that steps will be followed. A loop that updates its parameters "
-    "itself calls gradcanary.watch(model) once and gradcanary.step() after each update"
+    "itself cannot be attached to: it calls gradcanary.watch(model) once and gradcanary.step() after each update"
 )
+NO_PAGE = "{url} (appears with the first step)"
 NO_WINDOW = "no whole window of micro-steps was seen yet: K and what is low will be on the page"
 ALERT = "--absmax-below 1e-4 makes that an alert"
 UNAUTHORIZED = (
@@ -73,7 +74,7 @@ class Target:
             "agent": __version__,
             "pid": process.pid,
             "command": os.getpid(),
-            "command_started": identity.started(os.getpid()),
+            "command_started": identity.start_time(os.getpid()),
             "socket": str(request.socket_of(process)),
             "settings": settings,
             "for_s": for_s,
@@ -92,19 +93,19 @@ class Target:
         """Wait until the process is attached; raises AttachError if it cannot be."""
         pid = self.process.pid
         began = shown = time.monotonic()
-        cpu_s = processes.cpu_s(pid)
+        cpu_s = processes.read_cpu_s(pid)
         while (answer := self._request.answer()) is None:
             time.sleep(0.02)
             now = time.monotonic()
-            if not processes.is_same(self.process):
+            if not processes.still_runs(self.process):
                 raise AttachError(GONE.format(pid=pid))
             if now - shown >= PROGRESS_INTERVAL_S:
                 is_idle = (
-                    processes.cpu_s(pid) - cpu_s < 0.2 * (now - shown)
-                    and processes.state(pid) != "R"  # it would compute if it had a core
+                    processes.read_cpu_s(pid) - cpu_s < 0.2 * (now - shown)
+                    and processes.read_state(pid) != "R"  # it would compute if it had a core
                 )
                 what = self._obstacle(is_idle=is_idle)
-                cpu_s, shown = processes.cpu_s(pid), now
+                cpu_s, shown = processes.read_cpu_s(pid), now
                 self._show(WAITING.format(pid=pid, what=what, seconds=now - began))
                 if now - began > PATIENCE_S and self._request.withdraw():
                     raise AttachError(TOO_LONG.format(pid=pid, minutes=PATIENCE_S / 60, what=what))
@@ -122,15 +123,15 @@ class Target:
                 self._show(STEPPING.format(pid=self.process.pid, seconds=shown - began))
             status = self._status() or status
         if status is not None:
-            yield from described(status, self.process.pid, self.stopped_s)
-        elif processes.is_same(self.process):
-            yield NO_STATUS if self._is_attached() else LEFT
+            yield from describe_status(status, self.process.pid, self.stopped_s)
+        elif processes.still_runs(self.process):
+            yield NO_STATUS if self._is_attached() else DETACHED
         else:
             raise AttachError(GONE.format(pid=self.process.pid))
 
     def title(self) -> str:
         process = self.process
-        return f"attached to process {process.pid}, Python {process.spelled}: {process.command_line}"
+        return f"attached to process {process.pid}, Python {process.python_version}: {process.command_line}"
 
     def withdraw(self) -> None:
         """Withdraw the request; raises AttachError if the process has accepted it."""
@@ -143,7 +144,7 @@ class Target:
         self._request.remove()
 
     def _is_attached(self) -> bool:
-        return processes.is_same(self.process) and request.socket_of(self.process).exists()
+        return processes.still_runs(self.process) and request.socket_of(self.process).exists()
 
     def _status(self) -> dict[str, Any] | None:
         try:
@@ -158,33 +159,34 @@ class Target:
 
 
 def _is_complete(status: dict[str, Any] | None) -> bool:
-    if status is None or status["layers"] is None or status["is_heard"] is None:
-        return False
-    return status["k"] is not None or status["is_silent"]
+    """Return True if nothing more is to be expected: a process without an optimizer makes no step."""
+    if status is None or status["layers"] is None or status["is_reachable"] is None:
+        return status is not None and not status["optimizers"]
+    return status["k"] is not None or status["sends_only_nonfinite"]
 
 
-# -- the status in words ---------------------------------------------------------------------------------------------
+# -- the text of the status ------------------------------------------------------------------------------------------
 
 
-def described(status: Mapping[str, Any], pid: int, stopped_s: float | None) -> Iterator[str]:
+def describe_status(status: Mapping[str, Any], pid: int, stopped_s: float | None) -> Iterator[str]:
     """Yield the lines on one attached process."""
     by_gdb = "" if stopped_s is None else f"{stopped_s:.2f} s for gdb, "
-    until = "" if status["for_s"] is None else f", or wait {duration(status['for_s'])}"
+    until = "" if status["for_s"] is None else f", or wait {format_duration(status['for_s'])}"
     lines = [
         *_training(status),
         *_collector(status),
         ("stood still", f"{by_gdb}{status['held_s']:.2f} s to begin"),
         ("run", status["run"]),
-        ("page", status["url"]),
+        ("page", status["url"] if status["layers"] is not None else NO_PAGE.format(url=status["url"])),
         ("leave with", f"gradcanary detach {pid}{until}"),
     ]
     yield from (f"  {name:<13}{text}" for name, text in lines)
 
 
 def _training(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for each in status["alive"]:
+    for each in status["optimizers"]:
         yield "optimizer", f"{each['kind']}: {each['tensors']:,} tensors, {each['elements']:,} elements"
-    if not status["alive"]:
+    if not status["optimizers"]:
         yield "optimizer", NO_OPTIMIZER if status["layers"] is None else status["optimizer"]
     if status["layers"] is None:
         yield "layers", NO_STEP
@@ -193,14 +195,14 @@ def _training(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "framework", status["framework"] or "none found"
         yield "step", f"{status['step']:,}, {_STEP_SOURCES[status['step_source']]}"
     if status["world_size"] > 1:
-        role = f"; {NONFINITE_ONLY}" if status["is_silent"] else ""
+        role = f"; {NONFINITE_ONLY}" if status["sends_only_nonfinite"] else ""
         yield "rank", f"{status['rank']} of {status['world_size']}{role}"
     if status["k"] is not None:
         yield "micro-steps", summary.describe_micro_steps(status)
         yield "low", _low_layers(status["low"], status["layers"])
-    elif status["layers"] is not None and not status["is_silent"]:
+    elif status["layers"] is not None and not status["sends_only_nonfinite"]:
         yield "micro-steps", NO_WINDOW
-    for text in status["unseen"]:
+    for text in status["facts"]:
         yield "not seen", text
 
 
@@ -213,13 +215,13 @@ def _low_layers(low: list[str], layers: int) -> str:
 
 
 def _collector(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if status["is_barred"]:
+    if status["is_unauthorized"]:
         yield "collector", UNAUTHORIZED
-    elif status["is_heard"] is False:
+    elif status["is_reachable"] is False:
         yield "collector", UNREACHABLE.format(url=status["url"].partition("/runs/")[0])
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time as 45s, 10m, 3h or 6d."""
     for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= length:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # stderr may be on that disk, too
             console.print_error(f"gradcanary: {error}")
         _discard_unread_output()
         return 1
@@ -105,11 +105,13 @@ def _sync(arguments: argparse.Namespace) -> int:
     try:
         from gradcanary.export import spool, sync
 
-        places = arguments.places or [spool.folder(os.environ)]
+        places = arguments.places or [spool.default_folder(os.environ)]
         paths = sync.find_spools(place for place in places if arguments.places or place.exists())
         settings = Settings.resolve({}, url=arguments.url, token=arguments.token or os.environ.get("GRADCANARY_TOKEN"))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"gradcanary: {str(error).replace('watch(', '--').replace('=)', '')}") from error
     if not paths:
         console.print_text(f"nothing to send in {', '.join(map(str, places))}")
-    return 0 if sync.sync(paths, settings.url if arguments.url else None, settings.token, console.print_text) else 1
+    return (
+        0 if sync.sync_spools(paths, settings.url if arguments.url else None, settings.token, console.print_text) else 1
+    )

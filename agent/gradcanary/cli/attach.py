@@ -36,13 +36,13 @@ def add_commands(commands: Commands) -> None:
 def _pid(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the id of a process: gradcanary ps lists trainings with theirs"
+            f"{text!r} is not the id of a process: gradcanary ps lists trainings and their ids"
         )
     return int(text)
 
 
 def _seconds(text: str) -> float:
-    return console.time_span(text).total_seconds()
+    return console.parse_time_span(text).total_seconds()
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -29,7 +29,9 @@ ROW_INDENT = "    "
 
 SEVERITIES = ("information", "warning", "critical")
 
-TOKEN = "Give a token with --token or GRADCANARY_TOKEN, which ps does not show."  # noqa: S105 -- what to do for one
+TOKEN = """\
+Give a token with --token or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
+collector runs."""  # noqa: S105 -- a sentence
 
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""
@@ -38,15 +40,18 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class UsageError(Exception):
-    """The arguments of a command cannot work; the message says which would."""
+    """The arguments of a command cannot work; the message names some that do."""
 
 
 class CollectorError(Exception):
-    """A request to the collector failed; ``is_refusal``: because of the arguments of the command."""
+    """A request to the collector failed; ``is_refusal``: because of the arguments of the command.
 
-    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+    ``field`` is the argument in the API, empty if the collector names none.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False, field: str = "") -> None:
         super().__init__(message)
-        self.is_refusal = is_refusal
+        self.is_refusal, self.field = is_refusal, field
 
 
 class CollectorClient:
@@ -71,7 +76,7 @@ class CollectorClient:
         if answer.status in (401, 403) and answer.message:
             raise CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
-            raise CollectorError(answer.message, is_refusal=True)
+            raise CollectorError(answer.message, is_refusal=True, field=answer.field)
         try:
             if answer.status < 300:
                 return json.loads(answer.body) if answer.body else None
@@ -113,9 +118,9 @@ Command = Callable[[argparse.Namespace, CollectorClient], int | None]
 
 def tls_context(url: str) -> ssl.SSLContext | None:
     """Return the TLS context for a collector, None for one without TLS; raises OSError on a wrong CA file."""
-    from gradcanary.export.transport import trusted
+    from gradcanary.export import transport
 
-    return trusted(os.environ) if urlsplit(url).scheme == "https" else None
+    return transport.tls_context(os.environ) if urlsplit(url).scheme == "https" else None
 
 
 def add_command(
@@ -149,7 +154,7 @@ def run_command(command: Command, arguments: argparse.Namespace) -> int:
         return 2
 
 
-def time_span(text: str) -> timedelta:
+def parse_time_span(text: str) -> timedelta:
     """Return the length of ``45s``, ``30m``, ``8h`` or ``3d``; raises ArgumentTypeError."""
     matched = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     span = timedelta(**{_UNITS[matched[2]]: int(matched[1])}) if matched else None
@@ -158,7 +163,7 @@ def time_span(text: str) -> timedelta:
     return span
 
 
-def minute(moment: str) -> str:
+def to_minute(moment: str) -> str:
     """Return a time of the API, RFC 3339 in UTC, to the minute."""
     return moment[:16].replace("T", " ")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console
-from gradcanary.cli.console import SEVERITIES, minute
+from gradcanary.cli.console import SEVERITIES, to_minute
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import CollectorClient, Command, Commands
@@ -86,7 +86,7 @@ def _list(arguments: argparse.Namespace, client: CollectorClient) -> None:
 def _add(arguments: argparse.Namespace, client: CollectorClient) -> None:
     body = {"url": arguments.address, "name": arguments.name, "min_severity": arguments.min_severity}
     made = client.request("POST", "/endpoints", body)
-    console.print_text(f"Endpoint {made['id']}: {label(made)} gets {made['min_severity']} and above.")
+    console.print_text(f"Endpoint {made['id']}: {endpoint_label(made)} gets {made['min_severity']} and above.")
     console.print_text(f"secret (shown once): {made['secret']}")
     console.print_text(f"Try it: gradcanary endpoints test {made['id']}")
 
@@ -98,7 +98,7 @@ def _test(arguments: argparse.Namespace, client: CollectorClient) -> int:
 def _rotate(arguments: argparse.Namespace, client: CollectorClient) -> None:
     made = client.request("POST", f"/endpoints/{arguments.endpoint}/rotate")
     console.print_text(f"secret (shown once): {made['secret']}")
-    until = minute(made["old_secret_until"])
+    until = to_minute(made["old_secret_until"])
     console.print_text(f"Until {until} UTC messages are signed with the old one, too.")
 
 
@@ -149,12 +149,12 @@ def endpoint_table(endpoints: Sequence[Json]) -> str:
         (
             str(each["id"]),
             state_of(each),
-            minute(each["since"]),
+            to_minute(each["since"]),
             "command line" if each["origin"] == "operator" else "api",
             each["min_severity"],
-            "-" if each["last_success"] is None else minute(each["last_success"]),
+            "-" if each["last_success"] is None else to_minute(each["last_success"]),
             str(each["pending"]),
-            label(each),
+            endpoint_label(each),
         )
         for each in endpoints
     ]
@@ -166,7 +166,7 @@ def state_of(endpoint: Json) -> str:
     return "failing" if endpoint["state"] == "enabled" and endpoint["failing_since"] else str(endpoint["state"])
 
 
-def label(endpoint: Json) -> str:
+def endpoint_label(endpoint: Json) -> str:
     """Return the name of an endpoint, its address, or both."""
     return " ".join(part for part in (endpoint["name"], endpoint["url"]) if part) or endpoint["kind"]
 
@@ -179,7 +179,7 @@ def delivery_table(deliveries: Sequence[Json]) -> str:
     rows = [
         (
             each["id"],
-            minute(each["enqueued"]),
+            to_minute(each["enqueued"]),
             each["run"],
             f"#{each['incident']}",
             each["kind"],
@@ -196,7 +196,9 @@ def _trouble_lines(endpoint: Json) -> list[str]:
     if endpoint["state"] == "disabled":
         return [f"{endpoint['id']} is disabled: {endpoint['reason']}."]
     if endpoint["failing_since"]:
-        return [f"{endpoint['id']} has failed since {minute(endpoint['failing_since'])} UTC: {endpoint['last_error']}."]
+        return [
+            f"{endpoint['id']} has failed since {to_minute(endpoint['failing_since'])} UTC: {endpoint['last_error']}."
+        ]
     return []
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import getpass
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console
+from gradcanary.cli.console import CollectorError
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import CollectorClient, Commands
@@ -101,7 +103,7 @@ def _print_incident(arguments: argparse.Namespace, client: CollectorClient) -> N
     if arguments.json:
         console.print_json(incident)
     else:
-        console.print_text(full_text(incident))
+        console.print_text(incident_text(incident))
 
 
 def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -117,15 +119,19 @@ def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 
 def _ack(arguments: argparse.Namespace, client: CollectorClient) -> None:
-    body = {"by": _by(arguments), "note": arguments.note, "new_baseline": arguments.new_baseline}
+    body = {"by": _author(arguments), "note": arguments.note, "new_baseline": arguments.new_baseline}
     found = client.request("POST", f"/incidents/{arguments.incident}/ack", body)
-    console.print_text(f"#{found['id']} {found['rule']} in {found['run']}: {state_of(found)}. {found['summary']}")
+    what = f"{found['rule']} in {found['run']}, {state_of({**found, 'acked': None})}"
+    console.print_text(f"#{found['id']} is acked by {found['acked']['by']}: {what}. {found['summary']}")
 
 
 def _silence(arguments: argparse.Namespace, client: CollectorClient) -> None:
     name, rule = arguments.name, arguments.rule
-    if (arguments.incident is None) == (name is None):
+    if arguments.incident is None and name is None:
         raise ValueError("give the ID of an incident, or runs with --run ('*' for every one)")
+    if arguments.incident is not None and name is not None:
+        both = (f"gradcanary silence {what} --for 8h" for what in (arguments.incident, f"--run {shlex.quote(name)}"))
+        raise ValueError(f"give either the ID or --run, for an incident has one run: {', or '.join(both)}")
     if arguments.until is None:
         raise ValueError("give its end with --for 8h or --until 2030-01-31T12:00:00Z: each silence ends")
     hint = ""
@@ -136,10 +142,23 @@ def _silence(arguments: argparse.Namespace, client: CollectorClient) -> None:
         name, rule = found["run"], found["rule"]
         hint = hint_if_resolved(found)
     body = {"run": name, "rule": rule, "match": arguments.match, "until": arguments.until}
-    made = client.request("POST", "/silences", {**body, "by": _by(arguments), "note": arguments.note})
+    try:
+        made = client.request("POST", "/silences", {**body, "by": _author(arguments), "note": arguments.note})
+    except CollectorError as error:
+        raise _explained(error, arguments) from error
     hides = hidden_incidents(made) or "no incident that is open now"
-    silence = f"Silence {made['id']} until {console.minute(made['until'])} UTC hides {hides}."
+    silence = f"Silence {made['id']} until {console.to_minute(made['until'])} UTC hides {hides}."
     console.print_text(f"{silence}{hint} End it: gradcanary unsilence {made['id']}")
+
+
+def _explained(error: CollectorError, arguments: argparse.Namespace) -> Exception:
+    """Return the refusal of a silence in terms of the command's options, with what would work."""
+    if error.field == "rule":
+        names = ", ".join(re.findall(r"'(\w+)'", str(error)))
+        return ValueError(f"there is no rule {arguments.rule!r}: --rule takes one of {names}")
+    if error.field == "match":
+        return ValueError(f"--match {arguments.match!r}: {error} An expression that works: --match 'lora_[AB]'")
+    return error
 
 
 def _print_silences(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -155,7 +174,7 @@ def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
     console.print_text(f"Silence {arguments.silence} is over.")
 
 
-def _by(arguments: argparse.Namespace) -> str:
+def _author(arguments: argparse.Namespace) -> str:
     if arguments.by is not None:
         return str(arguments.by)
     try:
@@ -166,13 +185,17 @@ def _by(arguments: argparse.Namespace) -> str:
 
 def _end_of_span(text: str) -> str:
     """Return the end of a time span that begins now, RFC 3339."""
-    return _rfc3339(datetime.now(timezone.utc) + console.time_span(text))
+    return _rfc3339(datetime.now(timezone.utc) + console.parse_time_span(text))
 
 
 def _start_of_span(text: str) -> str:
     """Return the beginning of a time span that ends now, RFC 3339; a time is returned as it is."""
     if re.fullmatch(r"[0-9]+[a-z]", text):
-        return _rfc3339(datetime.now(timezone.utc) - console.time_span(text))
+        return _rfc3339(datetime.now(timezone.utc) - console.parse_time_span(text))
+    try:
+        datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: 2h, 3d, or 2030-01-31T12:00:00Z") from error
     return text
 
 
@@ -202,7 +225,7 @@ def incident_table(incidents: Sequence[Json]) -> str:
             each["run"],
             each["rule"],
             layer_count(each),
-            console.minute(each["opened"]),
+            console.to_minute(each["opened"]),
             each["summary"],
         )
         for each in incidents
@@ -246,7 +269,7 @@ def layer_count(incident: Json) -> str:
     return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}"
 
 
-def full_text(incident: Json) -> str:
+def incident_text(incident: Json) -> str:
     """Return all of one incident: summary, times, acks, likely cause, fix, layers, deliveries."""
     cause, fix = incident["likely_cause"], incident["fix"]
     lines = [
@@ -279,7 +302,7 @@ def silence_table(silences: Sequence[Json]) -> str:
             each["run"],
             each["rule"] or "all",
             each["match"] or "all",
-            console.minute(each["until"]),
+            console.to_minute(each["until"]),
             each["by"],
             hidden_incidents(each) or "-",
             " ".join(each["note"].split()),
@@ -295,7 +318,7 @@ def hidden_incidents(silence: Json) -> str:
 
 
 def _times_line(incident: Json) -> str:
-    text = f"Opened {console.minute(incident['opened'])} UTC at step {incident['opened_step']:,}"
+    text = f"Opened {console.to_minute(incident['opened'])} UTC at step {incident['opened_step']:,}"
     if incident["reopened"]:
         text += f", reopened {incident['reopened']} times" if incident["reopened"] > 1 else ", reopened once"
     if incident["resolved_step"] is not None:
@@ -308,14 +331,14 @@ def _ack_and_silence_lines(incident: Json) -> list[str]:
     lines = []
     if ack:
         note = " ".join(ack["note"].split())
-        lines.append(f"Acked by {ack['by']}, {console.minute(ack['at'])} UTC{': ' + note if note else '.'}")
+        lines.append(f"Acked by {ack['by']}, {console.to_minute(ack['at'])} UTC{': ' + note if note else '.'}")
     if silenced:
         part = (
             ""
             if silenced["members"] == silenced["firing"]
             else f", {silenced['members']} of {silenced['firing']} layers"
         )
-        lines.append(f"Silenced until {console.minute(silenced['until'])} UTC{part}.")
+        lines.append(f"Silenced until {console.to_minute(silenced['until'])} UTC{part}.")
     return lines
 
 

@@ -34,6 +34,8 @@ other machines."""
 
 USAGE = "gradcanary run [--url URL] [--run NAME] [--every N] [--] SCRIPT.py ... | -m MODULE ... | COMMAND ..."
 
+PAGE = "gradcanary: the page appears at the first optimizer step: {page}"
+
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
 
@@ -81,9 +83,9 @@ def start_watched(command: Sequence[str], *, url: str | None, run: str | None, e
     """Replace this process by the command; raises LaunchError if it cannot start, ValueError on a wrong setting."""
     program = resolve_program(command)
     environ = environment(os.environ, program, url=url, run=run, every=every)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a closed stderr is no reason not to train
         page = f"{environ['GRADCANARY_URL']}/runs/{environ['GRADCANARY_RUN']}"
-        print(f"gradcanary: {page}", file=sys.stderr, flush=True)  # noqa: T201 -- for the person at the terminal
+        print(PAGE.format(page=page), file=sys.stderr, flush=True)  # noqa: T201 -- for the person at the terminal
     for name in _IGNORED_BY_PYTHON:  # from this interpreter's start; the command gets them back
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -121,14 +123,14 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of the command; raises ValueError on a wrong option or variable."""
     settings = Settings.resolve(environ, spelled="--{}", url=url, run=run, every=every)
-    launch = identity.launch_id(environ, identity.started(os.getppid()))
-    name = settings.run or identity.run_name(identity.subject(program), time.strftime("%Y%m%d"), launch)
+    launch = identity.launch_id(environ, identity.start_time(os.getppid()))
+    name = settings.run or identity.run_name(identity.script_name(program), time.strftime("%Y%m%d"), launch)
     others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(FOLDER)]
     found = {
         **environ,
         "GRADCANARY_WATCH": "1",
         "GRADCANARY_URL": settings.url,
-        "GRADCANARY_RUN": identity.allowed(name),
+        "GRADCANARY_RUN": identity.allowed_name(name),
         "GRADCANARY_LAUNCH": launch,
         "PYTHONPATH": os.pathsep.join([str(FOLDER), *others] if any(others) else [str(FOLDER)]),
     }

@@ -111,7 +111,7 @@ def _table(runs: list[Any]) -> str:
             each["run"],
             each["state"],
             "-" if each["step"] is None else f"{each['step']:,}",
-            console.minute(each["last_seen"]),
+            console.to_minute(each["last_seen"]),
             each["worst"] or ("-" if each["severity_at_end"] is None else f"{each['severity_at_end']} (ended)"),
             ", ".join(each["tags"]) or "-",
             " ".join(each["note"].split()),

@@ -96,7 +96,7 @@ def add_demo(commands: Commands) -> None:
     command.add_argument("--headless", action="store_true", help="end with status 0 only if the right thing was caught")
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port of the page (default: %(default)s)")
     command.add_argument("--data", type=Path, help="keep the collector's data in this folder")
-    text = "send it to a running collector (token: GRADCANARY_TOKEN) instead of starting one"
+    text = "send it to a running collector instead of starting one; GRADCANARY_TOKEN of the scope admin, or ingest"
     command.add_argument("--url", help=text)
     command.set_defaults(run=_demo)
 
@@ -194,14 +194,14 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     if arguments.url is None:
         return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
-    if arguments.headless or arguments.data is not None:
-        raise UsageError("gradcanary demo: --headless and --data start a collector: not with --url")
+    if arguments.data is not None:
+        raise UsageError("gradcanary demo: --data is for the collector that the demo starts: leave out --data or --url")
     try:
         url = Settings.resolve(os.environ, spelled="--{}", url=arguments.url).url
         tls = console.tls_context(url)
     except (ValueError, OSError) as error:
         raise UsageError(f"gradcanary demo: {error}") from error
-    return demo.run_with_collector(url, tls)
+    return demo.run_with_collector(url, tls, headless=arguments.headless)
 
 
 def _create_token(arguments: argparse.Namespace) -> int:

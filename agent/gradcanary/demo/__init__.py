@@ -14,20 +14,34 @@ import ssl
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gradcanary.demo.processes import Collector, GoneError, NotListeningError, Training, is_free, new_secret
+from gradcanary.demo.processes import (
+    Collector,
+    GoneError,
+    NotListeningError,
+    Training,
+    direct_opener,
+    is_free,
+    new_secret,
+    reader,
+)
 from gradcanary.demo.story import Receiver, Story, print_introduction, print_line, print_webhook
-from gradcanary.demo.verdict import Runs, problems
+from gradcanary.demo.verdict import Read, Runs, problems
 
 NEEDED_PACKAGES = ("torch", "fastapi", "dash", "standardwebhooks")
 
 MISSING = """\
 gradcanary demo needs torch, the collector and the dashboard, and {missing} is not installed. Install them with,
 in a clone of gradcanary: pip install torch '.[all]'"""
+
+CAUGHT = "Exactly the right thing was caught: three layers, one incident; the healthy twin is quiet."
+CAUGHT_WITH_WEBHOOK = CAUGHT.replace("one incident", "one incident, one webhook")
+NOT_READ = "Both trainings have ended. What was caught is on their pages: the token may not read it."
+NEEDS_READING = """\
+--headless reads what was caught, and this token may only send: set GRADCANARY_TOKEN to one with the scope admin."""
 
 COLLECTOR_VARIABLES = ("GRADCANARY_TOKEN", "GRADCANARY_CA_FILE")
 """The variables of the user that a running collector needs; the demo has no other of them."""
@@ -61,10 +75,10 @@ def run(headless: bool, data: Path | None, port: int) -> int:
             return 1
 
 
-def run_with_collector(url: str, tls: ssl.SSLContext | None) -> int:
-    """Train both runs for a running collector, and return the exit status.
+def run_with_collector(url: str, tls: ssl.SSLContext | None, *, headless: bool) -> int:
+    """Train both runs for a running collector; return 0 only if exactly the right thing was caught.
 
-    Nothing is read from the collector: the scope of the token may be ingest.
+    A token with the scope ingest may not read the incidents: then only the trainings count, and headless is refused.
     """
     if not _has_packages(("torch",)):
         return 2
@@ -73,17 +87,36 @@ def run_with_collector(url: str, tls: ssl.SSLContext | None) -> int:
     if error is not None:
         print_line(f"The collector at {url} does not answer ({error}): is --url right?")
         return 1
+    variables = {name: os.environ[name] for name in COLLECTOR_VARIABLES if name in os.environ}
+    read = reader(url, variables.get("GRADCANARY_TOKEN"), tls)
+    may_read = _may_read(read)
+    if headless and not may_read:
+        print_line(NEEDS_READING)
+        return 2
     mark = secrets.token_hex(2)
     runs = Runs(f"lora-wrong-schedule-{mark}", f"lora-healthy-{mark}")
-    variables = {name: os.environ[name] for name in COLLECTOR_VARIABLES if name in os.environ}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcanary-demo-")))
         trainings = _start_trainings(stack, runs, url, folder, variables)
         print_introduction(url, runs)
-        failed = [training.name for training in trainings if training.wait()]
-    for name in failed:
-        print_line(f"wrong: {name} did not end well")
-    return 1 if failed else 0
+        try:
+            wrong = _follow_trainings(Story(runs), read if may_read else None, trainings)
+            wrong += problems(read, runs, None) if may_read else []
+        except OSError as gone:
+            print_line(f"The collector at {url} does not answer any more ({gone}). The demo ends with it.")
+            return 1
+    return _print_verdict(wrong, CAUGHT if may_read else NOT_READ)
+
+
+def _may_read(read: Read) -> bool:
+    """Return True if the token may read runs and incidents."""
+    try:
+        read("/runs?limit=1")
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return False
+        raise
+    return True
 
 
 def _has_packages(needed: Sequence[str]) -> bool:
@@ -104,10 +137,8 @@ def _interrupt_on_signals() -> None:
 
 def _connection_error(url: str, tls: ssl.SSLContext | None) -> str | None:
     """Return the error of a collector that does not answer, None if it answers."""
-    # As the agent sends: past the proxies of the environment.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls))
     try:
-        direct.open(f"{url}/healthz", timeout=ANSWER_S).close()
+        direct_opener(tls).open(f"{url}/healthz", timeout=ANSWER_S).close()
     except urllib.error.URLError as error:
         return str(error.reason)
     except OSError as error:
@@ -129,18 +160,21 @@ def _run_and_check(
     runs = Runs.unused(collector.read)
     trainings = _start_trainings(stack, runs, collector.url, folder, {})
     print_introduction(collector.url, runs)
-    wrong = _follow_trainings(collector, trainings, runs)
+    wrong = _follow_trainings(Story(runs, has_webhook=True), collector.read, trainings)
     _await_webhook(receiver)
     if headless:
         wrong += problems(collector.read, runs, receiver.messages, receiver.refused)
-    for line in wrong:
-        print_line(f"wrong: {line}")
+    status = _print_verdict(wrong, CAUGHT_WITH_WEBHOOK if headless else "")
     if not headless:
         _keep_pages_up(collector)
-    elif not wrong:
-        print_line(
-            "Exactly the right thing was caught: three layers, one incident, one webhook; the healthy twin is quiet."
-        )
+    return status
+
+
+def _print_verdict(wrong: Sequence[str], right: str) -> int:
+    """Print a line for each problem, else the sentence ``right`` if there is one; return the exit status."""
+    for line in [f"wrong: {problem}" for problem in wrong] or [right]:
+        if line:
+            print_line(line)
     return 1 if wrong else 0
 
 
@@ -154,20 +188,24 @@ def _start_trainings(
     return trainings
 
 
-def _follow_trainings(collector: Collector, trainings: list[Training], runs: Runs) -> list[str]:
-    """Print the events until all trainings have ended; return a sentence for each that failed."""
-    story, running, wrong = Story(runs), list(trainings), []
+def _follow_trainings(story: Story, read: Read | None, trainings: list[Training]) -> list[str]:
+    """Print the events until all trainings have ended; return a sentence for each that failed.
+
+    Without ``read`` nothing is printed.
+    """
+    running, wrong = list(trainings), []
     deadline = time.monotonic() + TRAININGS_S
     while running and time.monotonic() < deadline:
         time.sleep(LOOK_EACH_S)
         ended = [training for training in running if training.status is not None]
         running = [training for training in running if training not in ended]
-        story.update(collector.read)
+        if read is not None:
+            story.update(read)
         for training in ended:
             if training.status:
                 wrong.append(f"{training.name} ended with status {training.status}")
-            else:
-                story.print_end(collector.read, training.name)
+            elif read is not None:
+                story.print_end(read, training.name)
     return wrong + [f"{training.name} did not end within {TRAININGS_S:.0f} s" for training in running]
 
 

@@ -11,11 +11,12 @@ import runpy
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,18 +28,26 @@ GONE_S = 3.0
 _CHILD = "from gradcanary.demo import processes; processes.run_supervised()"
 """The program of each child. Not ``-m``: the module is imported with its package before it would be run."""
 
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The collector is on this machine: a proxy of the environment does not reach it."""
-
 
 class NotListeningError(Exception):
     """The collector did not start; its stderr has the reason."""
 
 
-def read(url: str, path: str) -> Any:  # noqa: ANN401 -- JSON
-    """Return an answer of a collector's read API."""
-    with _direct.open(f"{url}/api/v1{path}", timeout=30) as answer:
-        return json.load(answer)
+def direct_opener(tls: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
+    """Return an opener past the proxies of the environment, as the agent sends."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls))
+
+
+def reader(url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Callable[[str], Any]:
+    """Return a function that reads a path of a collector's API; it raises OSError."""
+    opener = direct_opener(tls)
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
+    def read(path: str) -> Any:  # noqa: ANN401 -- JSON
+        with opener.open(urllib.request.Request(f"{url}/api/v1{path}", headers=headers), timeout=30) as answer:  # noqa: S310 -- http or https, checked
+            return json.load(answer)
+
+    return read
 
 
 def new_secret() -> str:
@@ -86,10 +95,6 @@ class Process:
     def status(self) -> int | None:
         """The exit status, None for a running process."""
         return self._process.poll()
-
-    def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
-        return self._process.wait()
 
     def close(self) -> None:
         """End it by SIGTERM, then by SIGKILL."""
@@ -142,7 +147,7 @@ class Collector(Process):
     def read(self, path: str) -> Any:  # noqa: ANN401 -- JSON
         """Return an answer of the read API; raises GoneError if the process has ended."""
         try:
-            return read(self.url, path)
+            return reader(self.url)(path)
         except (OSError, http.client.HTTPException):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.wait_for_end(GONE_S)

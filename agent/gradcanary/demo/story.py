@@ -49,8 +49,10 @@ A webhook arrived and its signature is right: {message.content["type"]}
 class Story:
     """Follows the faulty run; each event is printed once."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, *, has_webhook: bool = False) -> None:
+        """``has_webhook``: the webhook is printed, too."""
         self._runs = runs
+        self._next = " The webhook follows after 10 s of grouping." if has_webhook else ""
         self._is_faulty = False
         self._is_caught = False
 
@@ -67,9 +69,7 @@ class Story:
             print_line(f"The schedule of {run['run']} has gone wrong. No error, no warning from the training.")
         if run["open_incidents"] and not self._is_caught:
             self._is_caught = True
-            print_line(
-                f"Step {step}: gradcanary noticed: {run['headline']}. The webhook follows after 10 s of grouping."
-            )
+            print_line(f"Step {step}: gradcanary noticed: {run['headline']}.{self._next}")
 
     def print_end(self, read: Read, name: str) -> None:
         """Print that a training has ended without an error."""

@@ -2,7 +2,7 @@
 
 The fault is one honest change of a hyper-parameter. From a step on, the parameter group of ``lora_B`` in three blocks
 is left on a wrong schedule: almost no learning rate, and a weight decay that halves it each step. A LoRA layer
-computes ``B A x``, so the gradient of ``lora_A`` is proportional to ``lora_B`` and dies with it, while the gradient of
+computes ``B A x``, so the gradient of ``lora_A`` is proportional to ``lora_B`` and dies with it. The gradient of
 ``lora_B``, all other blocks and the loss stay healthy. Nothing here touches a gradient.
 """
 

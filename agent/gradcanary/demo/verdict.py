@@ -58,8 +58,11 @@ class Runs:
             number += 1
 
 
-def problems(read: Read, runs: Runs, messages: Sequence[Message], refused: int = 0) -> list[str]:
-    """Return a sentence for each problem; ``refused`` counts webhooks with a wrong signature."""
+def problems(read: Read, runs: Runs, messages: Sequence[Message] | None, refused: int = 0) -> list[str]:
+    """Return a sentence for each problem; ``refused`` counts webhooks with a wrong signature.
+
+    ``messages`` is None if the collector sends its webhooks to other receivers.
+    """
     alarms = _alarms(read, runs.faulty)
     wrong = [*_twin_problems(read, runs.twin), *_loss_problems(read, runs.faulty)]
     if refused:
@@ -70,7 +73,8 @@ def problems(read: Read, runs: Runs, messages: Sequence[Message], refused: int =
             *wrong,
         ]
     incident = read(f"/incidents/{alarms[0]['id']}")
-    return [*_incident_problems(incident), *_webhook_problems(messages, incident), *wrong]
+    of_webhook = () if messages is None else _webhook_problems(messages, incident)
+    return [*_incident_problems(incident), *of_webhook, *wrong]
 
 
 def _alarms(read: Read, run: str) -> list[dict[str, Any]]:

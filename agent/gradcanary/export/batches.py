@@ -16,16 +16,16 @@ from gradcanary.stats.samples import NONFINITE, PARTIAL
 
 MAX_STEPS = 64
 MAX_SERIES = 1000
-"""Of metrics in one batch: the collector refuses more; one is the agent's own."""
+"""Series of metrics in one batch: the collector refuses more. One is the agent's own."""
 
 BYTES_PER_VALUE = 4 * 4 / 3
 """A float32 in base64."""
 
 _HEADROOM = 20_000
-"""Bytes of a batch that are no stat: its keys, steps and metrics."""
+"""Bytes of a batch beside its stats: keys, steps and metrics."""
 
 Dtypes = tuple[str | None, str | None, str | None]
-"""Of a layer's accumulator: declared, stored, effective."""
+"""The dtypes of a layer's accumulator: declared, stored, effective."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -88,7 +88,7 @@ def columns_of(row: StepRow) -> Iterator[tuple[str, Column]]:
                 yield stat, Column(phase, tuple(some), array("f", some.values()))
 
 
-def cut(rows: Sequence[StepRow], limits: wire.Limits, max_steps: int) -> int:
+def count_fitting(rows: Sequence[StepRow], limits: wire.Limits, max_steps: int) -> int:
     """Return the number of first rows that fit into one batch: at least one, all of one layer set and interval."""
     layer_set, every = rows[0].layer_set, rows[0].every
     alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set and row.every == every, rows[:max_steps]))
@@ -109,7 +109,7 @@ def cut(rows: Sequence[StepRow], limits: wire.Limits, max_steps: int) -> int:
     return alike
 
 
-def build(rows: Sequence[StepRow]) -> wire.Batch:
+def build_batch(rows: Sequence[StepRow]) -> wire.Batch:
     """Return the batch of rows that are alike, with the accumulators of all layers that had a gradient in them."""
     sampled = [row for row in rows if row.states is not None]
     accumulators = {
@@ -125,7 +125,7 @@ def build(rows: Sequence[StepRow]) -> wire.Batch:
         clipped=tuple(row.clipped for row in sampled),
         state=wire.column("B", b"".join(row.states or b"" for row in sampled)),
         blocks=_blocks(sampled),
-        accumulators=records_of(accumulators),
+        accumulators=accumulator_records(accumulators),
         metrics=_metrics(rows),
         dropped_steps=0,
     )
@@ -179,18 +179,18 @@ class UnsentBatch:
 
     def body(self, known: Mapping[int, Dtypes], dropped_steps: int) -> bytes:
         """Return the batch as it is sent, without the accumulators that the collector knows."""
-        every = accumulators_of(self.batch)
+        every = dtypes_by_layer(self.batch)
         changed = {layer: dtypes for layer, dtypes in every.items() if known.get(layer) != dtypes}
-        return wire.dump(replace(self.batch, accumulators=records_of(changed), dropped_steps=dropped_steps))
+        return wire.dump(replace(self.batch, accumulators=accumulator_records(changed), dropped_steps=dropped_steps))
 
 
-def stamp(body: bytes, dropped_steps: int) -> bytes:
+def set_dropped_steps(body: bytes, dropped_steps: int) -> bytes:
     """Return the bytes of a batch with this number of dropped steps, their last key."""
     rest, key, _ = body.rpartition(b'"dropped_steps":')
     return b"%b%b%d}" % (rest, key, dropped_steps)
 
 
-def parse(body: bytes) -> wire.Batch:
+def parse_batch(body: bytes) -> wire.Batch:
     """Return the batch of these bytes; raises ValueError if they are not a batch."""
     try:
         parts = {key: _frozen(value) for key, value in json.loads(body).items()}
@@ -202,7 +202,7 @@ def parse(body: bytes) -> wire.Batch:
         raise ValueError(f"this is not a batch ({type(error).__name__}: {error})") from error
 
 
-def halve(unsent: UnsentBatch) -> tuple[UnsentBatch, UnsentBatch] | None:
+def halve_batch(unsent: UnsentBatch) -> tuple[UnsentBatch, UnsentBatch] | None:
     """Cut a batch in two, metrics with their steps; None if all of it is of one step."""
     batch = unsent.batch
     moments = batch.steps if len(batch.steps) > 1 else sorted({*batch.steps, *_metric_steps(batch)})
@@ -213,7 +213,7 @@ def halve(unsent: UnsentBatch) -> tuple[UnsentBatch, UnsentBatch] | None:
     return UnsentBatch(first, unsent.made - len(second.steps)), UnsentBatch(second, unsent.made)
 
 
-def accumulators_of(batch: wire.Batch) -> dict[int, Dtypes]:
+def dtypes_by_layer(batch: wire.Batch) -> dict[int, Dtypes]:
     """Return the dtypes of each layer's accumulator that a batch reports."""
     return {
         layer: (record.declared, record.stored, record.effective)
@@ -222,7 +222,7 @@ def accumulators_of(batch: wire.Batch) -> dict[int, Dtypes]:
     }
 
 
-def records_of(accumulators: dict[int, Dtypes]) -> tuple[wire.Accumulator, ...]:
+def accumulator_records(accumulators: dict[int, Dtypes]) -> tuple[wire.Accumulator, ...]:
     """Return change records, one for each kind of accumulator."""
     kinds: dict[Dtypes, list[int]] = {}
     for layer, dtypes in accumulators.items():

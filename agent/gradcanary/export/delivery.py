@@ -17,17 +17,20 @@ from gradcanary.guard import Guard
 
 RETRY_S = (1.0, 60.0)
 REFUSED = (401, 403, 426)
-"""Answers that only an operator changes."""
+"""Statuses that last until an operator acts."""
 
 MOST_SPACING_S = 10.0
-"""At most between two batches: what the collector knows of a training would be too old."""
+"""At most between two batches: with more, the pages of a training would be too old."""
+
+HOW_TO_CREATE = "'gradcanary token create --scope ingest --name NAME' makes one where the collector runs"
+REFUSED_TOKEN = f"{{url}} refuses the token: set GRADCANARY_TOKEN to a valid one; {HOW_TO_CREATE} ({{why}}); {{hint}}"
 
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000)
 """Until the collector has sent its own."""
 
 
 class HelloSource(Protocol):
-    """The hello of a session, and whether the collector has it."""
+    """The hello of a session, and the state of its delivery."""
 
     was_sent: bool
 
@@ -71,7 +74,7 @@ class Delivery:
         self._transport, self._hello, self._outbox = transport, hello, outbox
         self._guard, self._on_reply, self._hint = guard, on_reply, hint
         self._rehello_seq: int | None = None
-        # An own generator: the global one belongs to the training.
+        # Its own generator: the global one belongs to the training.
         self._random = random.Random()  # noqa: S311 -- jitter
 
     @property
@@ -102,13 +105,13 @@ class Delivery:
         batch = self._outbox.next_batch(self.limits)
         return batch is not None and self._send(batch)
 
-    def beat(self, heartbeat: wire.Heartbeat) -> None:
+    def send_heartbeat(self, heartbeat: wire.Heartbeat) -> None:
         """Send a heartbeat."""
         answer = self._request("POST", "/heartbeat", wire.dump(heartbeat))
         if answer is not None and answer.status == 404:
             self._mark_unknown()
 
-    def end(self, ending: bytes) -> bool:
+    def send_end(self, ending: bytes) -> bool:
         """Send the end of the session; return True if the collector has it."""
         if not self._outbox.is_empty or not self.send_hello():
             return False
@@ -156,7 +159,7 @@ class Delivery:
             answer = self._transport.send(method, path, body, compress=compress)
         except UnreachableError as error:
             if not self._transport.is_aborted:
-                self._say("no collector at {url} ({error}); {hint}", error=error)
+                self._print_once("no collector at {url} ({error}); {hint}", error=error)
             self._retry_later(None)
             return None
         if self._is_settled(answer, is_hello=method == "PUT"):
@@ -174,27 +177,26 @@ class Delivery:
             self.is_deleted = True
             return True
         if status in (401, 403):
-            why = answer.message or f"it answers {status}"
-            self._say("the collector refuses our token: set GRADCANARY_TOKEN ({why}); {hint}", why=why)
+            self._print_once(REFUSED_TOKEN, why=answer.message or f"it answers {status}")
             self.is_unauthorized = True
             return False
         if status == 426:
-            line = "the collector does not speak this agent's protocol: {message}; {hint}"
-            self._say(line, message=answer.message)
+            line = "the collector does not support this agent's protocol: {message}; {hint}"
+            self._print_once(line, message=answer.message)
             return False
         if status in (400, 404, 409, 413, 415, 422) and not (is_hello and status == 404):
             self.is_reachable = True
             return True
         self.is_reachable = status in (408, 429) or status >= 500
         if not self.is_reachable:
-            self._say("{url} answers {status}, which no collector does; {hint}", status=status)
+            self._print_once("{url} answers {status}, which no collector does; {hint}", status=status)
         return False
 
     def _read_reply(self, answer: Answer) -> bool:
         try:
             reply = wire.load_reply(answer.body)
         except ValueError:
-            self._say("{url} does not answer as a collector does; {hint}")
+            self._print_once("{url} does not answer as a collector does; {hint}")
             return False
         self.is_reachable = True
         self.is_unauthorized = False
@@ -204,7 +206,7 @@ class Delivery:
         self._on_reply(reply)
         return True
 
-    def _say(self, line: str, **gaps: object) -> None:
+    def _print_once(self, line: str, **gaps: object) -> None:
         self._guard.print_once(line, url=self._url, hint=self._hint, **gaps)
 
     def _retry_later(self, wish_s: float | None) -> None:

@@ -1,7 +1,7 @@
 """Copies the values of a record from GPUs to the host. Neither the training nor the sender waits for them.
 
-1. When a record is submitted, its tensors on a device are packed into one and copied to pinned memory, on a stream of
-   the agent, which first waits for the streams that produced them. No stream of the training waits.
+1. When a record is submitted, its tensors on a device are packed into one, which is copied to pinned memory. That is
+   done on a stream of the agent, which first waits for the streams that produced them. No stream of the training waits.
 2. An event marks the arrival of the copy. Hooks query it, in the training's thread: a query from another thread would
    break a CUDA graph that is being recorded (torch's own watchdog of NCCL did, pytorch#104487). For the same reason the
    sender gets tensors of the host only, and nothing is done while a graph is recorded.

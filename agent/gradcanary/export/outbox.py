@@ -19,14 +19,14 @@ from gradcanary.export.batches import (
     Dtypes,
     StepRow,
     UnsentBatch,
-    accumulators_of,
-    build,
-    cut,
-    halve,
-    parse,
-    stamp,
+    build_batch,
+    count_fitting,
+    dtypes_by_layer,
+    halve_batch,
+    parse_batch,
+    set_dropped_steps,
 )
-from gradcanary.export.spool import Progress, Spool, StoredBatch, expendable
+from gradcanary.export.spool import Progress, Spool, StoredBatch, expendable_positions
 
 MEMORY_BYTES = 128 * 2**20
 
@@ -43,11 +43,11 @@ class RetryQueue:
 
     A spool that fails is left: what it holds is still sent if it can be read, what comes later is kept in memory. Each
     of the two is bounded; full, it gives up every second part of its oldest half. No method raises for the fault of a
-    disk. ``say`` is :meth:`gradcanary.guard.Guard.print_once`.
+    disk. ``print_once`` is :meth:`gradcanary.guard.Guard.print_once`.
     """
 
-    def __init__(self, create: Creates | None, say: Callable[..., object], spool: Spool | None = None) -> None:
-        self._create, self._say = create, say
+    def __init__(self, create: Creates | None, print_once: Callable[..., object], spool: Spool | None = None) -> None:
+        self._create, self._print_once = create, print_once
         self._spool, self._takes_more = spool, spool is not None
         self._memory: deque[StoredBatch] = deque()
         self._memory_size = 0
@@ -82,7 +82,7 @@ class RetryQueue:
                 self._spool = self._create(hello, progress)
             except Exception as error:  # noqa: BLE001 -- however a disk fails, memory has to do
                 self._create = None
-                self._say(NO_SPOOL, error=error)
+                self._print_once(NO_SPOOL, error=error)
             else:
                 self._takes_more = self._try(self._move)
 
@@ -93,7 +93,7 @@ class RetryQueue:
             return
         self._memory.append(batch)  # as all that come after it
         self._memory_size += len(batch.body)
-        while self._memory_size > MEMORY_BYTES and (positions := expendable(len(self._memory))):
+        while self._memory_size > MEMORY_BYTES and (positions := expendable_positions(len(self._memory))):
             for position in reversed(positions):
                 self._forget(position)
 
@@ -103,7 +103,7 @@ class RetryQueue:
             try:
                 return self._spool.first() or self.first()
             except Exception as error:  # noqa: BLE001 -- however a disk fails, memory has to do
-                self._say(NOT_READ, path=self._spool.path, error=error, steps=self._spool.steps)
+                self._print_once(NOT_READ, path=self._spool.path, error=error, steps=self._spool.steps)
                 self._create = None
                 self.delete()
         return self._memory[0] if self._memory else None
@@ -150,7 +150,7 @@ class RetryQueue:
         try:
             work(self._spool)
         except Exception as error:  # noqa: BLE001 -- however a disk fails, memory has to do
-            self._say(NOT_WRITTEN, path=self._spool.path, error=error)
+            self._print_once(NOT_WRITTEN, path=self._spool.path, error=error)
             return False
         return True
 
@@ -178,7 +178,7 @@ class Outbox:
     """Holds rows until the collector has them.
 
     It counts the sampled steps that were made and those that were delivered. The steps between the two that do not
-    wait here are dropped. A batch reports those that are missing before its last step, so that the gap is shown where
+    wait here are dropped. A batch reports those that are missing before its last step. So the gap is shown where
     the steps are missing, also when hours are replayed.
     """
 
@@ -260,7 +260,7 @@ class Outbox:
         piece, dropped = self._pieces[0], self._in_flight.dropped_steps
         if self._head is None and isinstance(piece, UnsentBatch):
             self._layer_set = piece.batch.layer_set
-            self._known.update(accumulators_of(piece.batch))
+            self._known.update(dtypes_by_layer(piece.batch))
         else:
             self._known = {}  # of a stored batch, which is not parsed
         self._remove_first(Progress(self.progress.next_seq + 1, self.progress.delivered + piece.steps, dropped))
@@ -329,9 +329,9 @@ class Outbox:
     def _pack(self, limits: wire.Limits) -> UnsentBatch:
         """Make a batch of the first rows."""
         ahead = [row for row, _ in islice(self._rows, MAX_STEPS)]
-        taken = [self._rows.popleft() for _ in range(cut(ahead, limits, self._max_steps))]
+        taken = [self._rows.popleft() for _ in range(count_fitting(ahead, limits, self._max_steps))]
         try:
-            return UnsentBatch(build([row for row, _ in taken]), taken[-1][1])
+            return UnsentBatch(build_batch([row for row, _ in taken]), taken[-1][1])
         except Exception:
             self._known = {}  # a change that it reported is reported again
             raise
@@ -342,17 +342,19 @@ class Outbox:
         # The collector looks for the gap between steps: a batch without any reports nothing new.
         dropped = piece.made - progress.delivered - piece.steps if piece.steps else progress.reported
         if isinstance(piece, StoredBatch):
-            return InFlight(progress.next_seq, stamp(piece.body, dropped), dropped)
+            return InFlight(progress.next_seq, set_dropped_steps(piece.body, dropped), dropped)
         if piece.batch.layer_set != self._layer_set:
             self._known = {}  # the first batch of a layer set repeats all
-        # What is cut out of a stored batch is the same after a restart, which knows of no earlier batch.
+        # A part of a stored batch must be the same after a restart, when no earlier batch is known.
         known = self._known if self._head is None else {}
         return InFlight(progress.next_seq, piece.body(known, dropped), dropped)
 
     def _halve_first(self) -> bool:
         """Cut the first piece in two; return False if it is a single step."""
         piece = self._pieces[0]
-        halves = halve(UnsentBatch(parse(piece.body), piece.made) if isinstance(piece, StoredBatch) else piece)
+        halves = halve_batch(
+            UnsentBatch(parse_batch(piece.body), piece.made) if isinstance(piece, StoredBatch) else piece
+        )
         if halves is None:
             return False
         self._pieces.popleft()

@@ -29,7 +29,7 @@ from gradcanary.tracking.records import RecordQueue, StepRecord
 
 FLUSH_S = 0.5
 QUIET_S = 1.0
-"""Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
+"""Between two requests without a sampled step: a request costs more than its content."""
 
 FIRST_STEP_WAIT_S = 2.0
 """How long the first hello waits for the first window, with which more is known."""
@@ -46,13 +46,13 @@ ABORT_S = 0.2
 """For a request that was cut off to fail."""
 
 SHUT_S = 5.0
-"""At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
+"""At most for one record, which takes milliseconds: only a machine that stands still needs this long."""
 
 KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {file}"
 UNREAD = "{steps} could not be read in time and got lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
-Alerted = Callable[[wire.Brief], None]
+OnAlert = Callable[[wire.Brief], None]
 
 
 class Sender:
@@ -66,17 +66,16 @@ class Sender:
         transport: Transport,
         create_spool: Creates | None,
         guard: Guard,
-        on_alert: Alerted | None,
-        introduce: Callable[[], bool] | None = None,
+        on_alert: OnAlert | None,
+        print_summary: Callable[[], bool] | None = None,
     ) -> None:
-        """``create_spool`` makes the spool; ``introduce`` prints what is trained, or returns False if that is not known
-        yet."""
+        """``create_spool`` makes the spool; ``print_summary`` returns False if the training is not known yet."""
         self.incidents: tuple[wire.Brief, ...] = ()
         self.latest: StepRow | None = None
         self.unsent: str | None = None
         """A sentence about what the collector did not take, at the end."""
         self._recorder, self._queue, self._hello, self._transport = recorder, queue, hello, transport
-        self._guard, self._on_alert, self._introduce = guard, on_alert, introduce
+        self._guard, self._on_alert, self._print_summary = guard, on_alert, print_summary
         self._alerted: dict[int, str] = {}
         self._end: wire.End | None = None
         self._deadline = self._keep_until = 0.0
@@ -111,11 +110,11 @@ class Sender:
         self._thread.start()
 
     def stop(self, end: wire.End, timeout_s: float) -> None:
-        """Send what is left and the end for so long at most; the rest stays in the spool."""
-        keep_s = self._keep_s(timeout_s)
+        """Send what is left and the end within ``timeout_s``; the rest stays in the spool."""
+        reserved_s = self._reserve_s(timeout_s)
         self._end = end
-        self._deadline = time.monotonic() + timeout_s - keep_s
-        self._keep_until = self._deadline + keep_s + ABORT_S
+        self._deadline = time.monotonic() + timeout_s - reserved_s
+        self._keep_until = self._deadline + reserved_s + ABORT_S
         self._read_until = (self._deadline + self._keep_until) / 2
         self._stopping.set()
         if threading.current_thread() is self._thread:
@@ -123,7 +122,7 @@ class Sender:
         else:
             self._join_with_timeout()
 
-    def _keep_s(self, timeout_s: float) -> float:
+    def _reserve_s(self, timeout_s: float) -> float:
         """Return the time to keep for the spool: what is still to be read goes there, too."""
         least, most = (share * timeout_s for share in KEEP_SHARES)
         return min(least + 3 * self._record_s * len(self._queue), most)
@@ -146,8 +145,8 @@ class Sender:
     def _stop_reading(self) -> None:
         """Stop reading: from now on the thread is not in torch.
 
-        Python ends a thread that outlives it where that next asks for the GIL: in torch's C++ this is an abort of the
-        whole process, with the exit status 134.
+        Python ends a daemon thread where it next requests the GIL: in torch's C++ this aborts the whole process, with
+        the exit status 134.
         """
         self._read_until = -math.inf
         if self._reading.acquire(timeout=SHUT_S):
@@ -157,26 +156,29 @@ class Sender:
         has_reported_unsent = False
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
-            self._guarded(self._introduce_once)
+            self._guarded(self._print_summary_once)
             if (
                 not has_reported_unsent and self._hello.was_sent
             ):  # not before: a folder that hangs would keep all from it
                 has_reported_unsent = True
                 self._guarded(lambda: spool.report_unsent(os.environ, self._guard.print_once))
-        for work in (self._read_records, self._introduce_once, self._finish, self._keep_rest, self._close_connection):
+        for work in (
+            self._read_records,
+            self._print_summary_once,
+            self._finish,
+            self._store_rest,
+            self._transport.close,
+        ):
             self._guarded(work)
         atexit.unregister(self._join_with_timeout)
 
-    def _close_connection(self) -> None:
-        self._transport.close()
-
-    def _introduce_once(self) -> None:
+    def _print_summary_once(self) -> None:
         """Print what is trained, once it was measured; after an error it is not tried again."""
-        if self._introduce is None or self.latest is None:
+        if self._print_summary is None or self.latest is None:
             return
-        introduce, self._introduce = self._introduce, None
-        if not introduce():
-            self._introduce = introduce
+        print_summary, self._print_summary = self._print_summary, None
+        if not print_summary():
+            self._print_summary = print_summary
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -244,12 +246,12 @@ class Sender:
         self._flush()
         if self._outbox.has_unreported_drops and self._hello.was_sent:
             self._send_heartbeat()
-        return self._delivery.end(self._ending(self._end))
+        return self._delivery.send_end(self._ending(self._end))
 
     def _ending(self, end: wire.End | None) -> bytes:
         return wire.dump(replace(end or FINISHED, last_step=self._step))
 
-    def _keep_rest(self) -> None:
+    def _store_rest(self) -> None:
         """Leave what was not sent, and the end, in the spool, and say where."""
         if self._delivery.is_closed or self._end is None:
             self._outbox.discard_all()
@@ -319,7 +321,7 @@ class Sender:
         """Send the step that is passed: nothing of it, or of those before it, is still to come."""
         outbox, share = self._outbox, self._recorder.meter.share()
         self._passed = self._step if outbox.is_empty else self._passed
-        self._delivery.beat(wire.Heartbeat(self._passed, outbox.queue.size, outbox.dropped_steps, share))
+        self._delivery.send_heartbeat(wire.Heartbeat(self._passed, outbox.queue.size, outbox.dropped_steps, share))
 
     def _on_reply(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents

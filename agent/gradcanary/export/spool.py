@@ -20,6 +20,7 @@ import os
 import shlex
 import shutil
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,7 +38,12 @@ LIMIT_BYTES = 256 * 2**20
 MAX_SEGMENTS = 64
 """In a full spool: a segment has 4 MB."""
 
-SUFFIX = ".spool"
+SUFFIX, UNREADY, GONE = ".spool", ".spool.new", ".spool.gone"
+"""Ends of the name of a spool, of one that is being made, and of one that is being deleted."""
+
+ABANDONED_S = 60.0
+"""To make or to delete a folder takes milliseconds; after this time its process was killed meanwhile."""
+
 SEGMENT = "{:06}.seg"
 FORMAT = 1
 """Of the folder; another version of gradcanary may write another one."""
@@ -98,7 +104,7 @@ class _Segment:
         self.size += sign * (_RECORD.size + len(batch.body))
 
 
-def folder(environ: Mapping[str, str]) -> Path:
+def default_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of all spools; raises RuntimeError for a user without a home."""
     if environ.get("GRADCANARY_SPOOL"):
         return Path(environ["GRADCANARY_SPOOL"])
@@ -106,7 +112,7 @@ def folder(environ: Mapping[str, str]) -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "gradcanary" / "spool"
 
 
-def expendable(count: int) -> range:
+def expendable_positions(count: int) -> range:
     """Return the positions that a full store gives up: every second one of the oldest half, never the first or last."""
     return range(1, max(count // 2, 2), 2) if count > 2 else range(0)
 
@@ -138,16 +144,16 @@ class Spool:
         """Make the folder of a session; raises OSError if that is not possible."""
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = parent / f"{run}.{session}{SUFFIX}"
-        unready = path.with_name(path.name + ".new")  # renamed once it is complete and locked
+        unready = path.with_suffix(UNREADY)  # renamed once it is complete and locked
         unready.mkdir(mode=0o700)
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, unready, ignore_errors=True)
             lock = os.open(unready / "acked", os.O_CREAT | os.O_RDWR, 0o600)
             undo.callback(os.close, lock)
             _take_lock(lock)
-            _write(lock, _ACKED.pack(0, 0, progress.next_seq, progress.delivered, progress.reported))
-            text = _describe(run, session, url, hello)
-            _replace(unready / "hello.json", text)
+            _write_all(lock, _ACKED.pack(0, 0, progress.next_seq, progress.delivered, progress.reported))
+            text = _hello_json(run, session, url, hello)
+            _replace_file(unready / "hello.json", text)
             unready.rename(path)
             spool = cls(path, lock, text)
             undo.pop_all()
@@ -196,24 +202,24 @@ class Spool:
         segment = self._segments[-1]
         checked = _RECORD.pack(0, len(batch.body), batch.steps, batch.made)[4:] + batch.body
         try:
-            _write(self._writer, zlib.crc32(checked).to_bytes(4, "little") + checked)
+            _write_all(self._writer, zlib.crc32(checked).to_bytes(4, "little") + checked)
         except OSError:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # then readers leave the record out, as damaged
                 os.ftruncate(self._writer, segment.size)
             raise
         segment.add(batch)
         self.made = batch.made
-        while self.size > self.limit and (positions := expendable(len(self._segments))):
+        while self.size > self.limit and (positions := expendable_positions(len(self._segments))):
             for position in reversed(positions):
                 self._segments.pop(position).path.unlink()
 
     def first(self) -> StoredBatch | None:
-        """Return the oldest batch. A damaged record takes the rest of its segment along."""
+        """Return the oldest batch. After a damaged record the rest of its segment is left out."""
         while self._segments:
             if not self._loaded:
                 if len(self._segments) == 1:
                     self._close_writer()
-                self._loaded.extend(_read(self._segments[0].path)[self._done :])
+                self._loaded.extend(_read_segment(self._segments[0].path)[self._done :])
             if self._loaded:
                 return self._loaded[0]
             self._remove_first_segment()
@@ -236,13 +242,13 @@ class Spool:
     def set_hello(self, hello: bytes) -> None:
         """Keep the present hello."""
         self._require_open()
-        _replace(self.path / "hello.json", _describe(self.run, self.session, self.url, hello))
+        _replace_file(self.path / "hello.json", _hello_json(self.run, self.session, self.url, hello))
         self.hello = hello
 
     def end(self, ending: bytes, made: int) -> None:
         """Keep how the session ended, and how many sampled steps it had."""
         self._require_open()
-        _replace(self.path / "end.json", json.dumps({"end": ending.decode(), "made": made}).encode())
+        _replace_file(self.path / "end.json", json.dumps({"end": ending.decode(), "made": made}).encode())
         self.ending, self.made = ending, made
 
     def close(self) -> None:
@@ -256,7 +262,7 @@ class Spool:
     def delete(self) -> None:
         """Remove the folder."""
         self._require_open()
-        gone = self.path.with_name(self.path.name + ".gone")
+        gone = self.path.with_suffix(GONE)
         with contextlib.suppress(OSError):  # its parent is read-only now; nothing in it waits
             self.path.rename(gone)  # first, so that no process finds the half of it
             shutil.rmtree(gone, ignore_errors=True)
@@ -271,7 +277,7 @@ class Spool:
         first = self._last_number
         for path in sorted(self.path.glob("*.seg")):
             self._last_number = max(self._last_number, int(path.stem))
-            batches = _read(path)[self._done if int(path.stem) == first else 0 :]
+            batches = _read_segment(path)[self._done if int(path.stem) == first else 0 :]
             if int(path.stem) < first or not batches:
                 path.unlink()
                 continue
@@ -301,18 +307,19 @@ class Spool:
             os.close(writer)
 
 
-def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+def report_unsent(environ: Mapping[str, str], print_once: Callable[[str], None]) -> None:
     """Print the number of sessions that wait and have no process, in the first process of a machine.
 
     The folder may be on a network and hang: this is called in the sender's thread.
     """
     local = environ.get("LOCAL_RANK") or environ.get("SLURM_LOCALID")
-    if (local or str(identity.rank(environ)[0])) != "0":
+    if (local or str(identity.rank_and_world_size(environ)[0])) != "0":
         return
     try:
-        parent = folder(environ)
+        parent = default_folder(environ)
     except RuntimeError:
         return  # a user without a home, as often in a container, has no such folder
+    remove_abandoned(parent)
     count = 0
     for path in parent.glob(f"*{SUFFIX}"):
         count += _is_unsent(path)
@@ -320,7 +327,15 @@ def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> Non
             break
     if count:
         number = f"{count}" if count < MAX_COUNTED else f"{count} and more"
-        say((ONE_UNSENT if count == 1 else SOME_UNSENT).format(count=number, folder=shlex.quote(str(parent))))
+        print_once((ONE_UNSENT if count == 1 else SOME_UNSENT).format(count=number, folder=shlex.quote(str(parent))))
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders that a killed process did not finish making or deleting."""
+    for path in (*parent.glob(f"*{UNREADY}"), *parent.glob(f"*{GONE}")):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_unsent(path: Path) -> bool:
@@ -338,7 +353,7 @@ def _is_unsent(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> list[StoredBatch]:
+def _read_segment(path: Path) -> list[StoredBatch]:
     """Return the batches of a segment up to one that is cut off or damaged."""
     raw, found, at = path.read_bytes(), [], 0
     while at + _RECORD.size <= len(raw):
@@ -351,19 +366,19 @@ def _read(path: Path) -> list[StoredBatch]:
     return found
 
 
-def _describe(run: str, session: str, url: str, hello: bytes) -> bytes:
+def _hello_json(run: str, session: str, url: str, hello: bytes) -> bytes:
     about = {"format": FORMAT, "run": run, "session": session, "url": url, "hello": hello.decode()}
     return json.dumps(about).encode()
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     """Write a file as a whole, or leave it as it was."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     fresh.replace(path)
 
 
-def _write(file: int, content: bytes) -> None:
+def _write_all(file: int, content: bytes) -> None:
     if os.write(file, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gradcanary import wire
-from gradcanary.export.delivery import Delivery
+from gradcanary.export.delivery import HOW_TO_CREATE, Delivery
 from gradcanary.export.outbox import Outbox, RetryQueue
-from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError
+from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError, remove_abandoned
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 
 TRIES = 4
-"""Without an acknowledgement, before a collector is left for another day."""
+"""Without an acknowledgement, before the sync gives a collector up."""
 
 MAX_WAIT_S = 15.0
 """Between two of them."""
 
+KILLED = wire.End("crashed", None, "the process left no end: it was killed, or could not write in time")
+"""The end of a session whose process is gone."""
+
 KEPT = "what was not sent stays in its spool"
-NOT_TAKEN = "{steps} left in {path}: {url} does not take them; --url URL sends them elsewhere"
+LEFT = "{steps} left in {path}: {url} {why}"
+NOT_TAKEN = "does not take them; --url URL sends them elsewhere"
+REFUSED_TOKEN = f"refuses the token: give a valid one with --token or GRADCANARY_TOKEN; {HOW_TO_CREATE}"
 
 Prints = Callable[[str], None]
 
@@ -37,23 +43,25 @@ def find_spools(folders: Iterable[Path]) -> list[Path]:
             raise ValueError(
                 f"{folder} is not a folder" if folder.exists() else f"{folder} is not there, or was sent already"
             )
+        if folder.suffix != SUFFIX:
+            remove_abandoned(folder)
         found += [folder] if folder.suffix == SUFFIX else folder.glob(f"*{SUFFIX}")
     return sorted(dict.fromkeys(found), key=_age)
 
 
-def sync(paths: Sequence[Path], url: str | None, token: str | None, say: Prints) -> bool:
+def sync_spools(paths: Sequence[Path], url: str | None, token: str | None, print_line: Prints) -> bool:
     """Deliver spools in their order and print a line for each; return True if nothing is left that could be sent.
 
     ``url`` is the collector's, None for the one of the training. A spool that a process uses is skipped.
     """
     if len(paths) > 1:
-        say(f"{len(paths):,} sessions to send")
+        print_line(f"{len(paths):,} sessions to send")
     is_all_sent = True
-    silent: set[str] = set()
+    silent: dict[str, str] = {}
     for number, path in enumerate(paths, 1):
         line, is_sent = _deliver(path, url, token, silent)
         is_all_sent &= is_sent
-        say(line if len(paths) == 1 else f"{number:,} of {len(paths):,}: {line}")
+        print_line(line if len(paths) == 1 else f"{number:,} of {len(paths):,}: {line}")
     return is_all_sent
 
 
@@ -64,7 +72,7 @@ def _age(path: Path) -> tuple[float, str]:
         return 0.0, path.name
 
 
-def _deliver(path: Path, url: str | None, token: str | None, silent: set[str]) -> tuple[str, bool]:
+def _deliver(path: Path, url: str | None, token: str | None, silent: dict[str, str]) -> tuple[str, bool]:
     """Deliver a spool unless its collector is silent; return a line about it, and True if nothing is left."""
     try:
         spool = Spool.open(path)
@@ -108,15 +116,18 @@ class Leftover:
     def __init__(self, spool: Spool, url: str, token: str | None) -> None:
         guard = Guard()
         self._spool, self._url = spool, url
+        if spool.ending is None:
+            with suppress(OSError):  # a folder that is read-only now: the session stays without an end
+                spool.end(wire.dump(KILLED), spool.made)
         self._outbox = Outbox(RetryQueue(None, guard.print_once, spool), spool)
         self._transport = Transport(url, token, spool.run, spool.session)
         hello = StoredHello(spool.hello)
         self._delivery = Delivery(url, self._transport, hello, self._outbox, guard, lambda _: None, KEPT)
 
-    def deliver(self, silent: set[str]) -> tuple[str, bool]:
+    def deliver(self, silent: dict[str, str]) -> tuple[str, bool]:
         """Send all of it and the end; return a line about it, and True if nothing is left and nothing was lost.
 
-        ``silent`` are the collectors that did not take anything; this one is added if it does not either.
+        ``silent`` has the reason of each collector that did not take anything; this one is added if it does not either.
         """
         outbox = self._outbox
         steps, delivered = outbox.steps, outbox.progress.delivered
@@ -125,9 +136,9 @@ class Leftover:
         if is_done or self._delivery.is_deleted:
             outbox.queue.discard_all()
         elif not self._delivery.is_closed:
-            silent.add(self._url)
+            why = silent.setdefault(self._url, REFUSED_TOKEN if self._delivery.is_unauthorized else NOT_TAKEN)
             if not sent:
-                return NOT_TAKEN.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url), False
+                return LEFT.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url, why=why), False
         left = outbox.steps
         lost = steps - left - sent
         line = f"{self._spool.run}, session {self._spool.session}: {_steps(sent)} sent to {self._url}"
@@ -156,10 +167,10 @@ class Leftover:
         return False
 
     def _send_end(self) -> bool:
-        """Send how the session ended; one that was killed left no end."""
+        """Send how the session ended."""
         if self._outbox.has_unreported_drops:
-            self._delivery.beat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
-        return self._spool.ending is None or self._delivery.end(self._spool.ending)
+            self._delivery.send_heartbeat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
+        return self._spool.ending is None or self._delivery.send_end(self._spool.ending)
 
 
 def _steps(count: int) -> str:

@@ -37,7 +37,10 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A status, a body, and how long the collector asks to wait; ``code`` is that of an error body, else empty."""
+    """A status, a body, and how long the collector asks to wait.
+
+    ``code``, ``message`` and ``field`` are those of an error body, else empty.
+    """
 
     status: int
     body: bytes
@@ -50,6 +53,10 @@ class Answer:
     @property
     def message(self) -> str:
         return str(self._error().get("message", ""))[:500]
+
+    @property
+    def field(self) -> str:
+        return str(self._error().get("field") or "")
 
     def _error(self) -> dict[str, object]:
         try:
@@ -75,7 +82,7 @@ class Connection(http.client.HTTPConnection):
         try:
             addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except UnicodeError as why:  # of two dots in a row, for example: a typo is reported like any other
-            raise OSError(f"{self.host} is no name of a machine ({why})") from why
+            raise OSError(f"{self.host} is not the name of a machine ({why})") from why
         for family, kind, protocol, _, address in addresses:
             try:
                 self.sock = self._open(socket.socket(family, kind, protocol), address)
@@ -142,7 +149,7 @@ class Transport:
 
     def send(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer:
         """Return the answer; raises UnreachableError."""
-        # The time of now, so that the collector can tell by how much the clock here is off.
+        # By this time the collector measures the offset of the clock here.
         headers = {"content-type": "application/json", "date": formatdate(usegmt=True)}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
@@ -196,11 +203,11 @@ class Transport:
 
     def _connect(self) -> Connection:
         if self._is_tls and self._trusted is None:
-            self._trusted = trusted(os.environ)  # once: to read the authorities takes longer than to connect
+            self._trusted = tls_context(os.environ)  # once: to read the authorities takes longer than to connect
         return Connection(self._host, self._port, self._trusted)
 
 
-def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
+def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
     """Return the TLS context: it trusts the authority of ``GRADCANARY_CA_FILE``, else those of the system.
 
     Raises OSError that names the file.
@@ -211,7 +218,7 @@ def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
     except OSError as error:
         if not authority:
             raise
-        raise OSError(f"GRADCANARY_CA_FILE={authority!r} is no certificate in PEM: {error}") from error
+        raise OSError(f"GRADCANARY_CA_FILE={authority!r} is not a certificate in PEM: {error}") from error
     return context
 
 

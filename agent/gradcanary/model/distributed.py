@@ -118,7 +118,7 @@ class Rank:
             self.world_size, self.rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
             self.is_distributed = True  # also of one: its wrapper does the same
         else:
-            self.rank, self.world_size = identity.rank(os.environ)
+            self.rank, self.world_size = identity.rank_and_world_size(os.environ)
             self.is_distributed = self.world_size > 1
         self.follow(self._layers)
 

@@ -1,4 +1,4 @@
-"""Runs as a Python process starts under ``gradcanary run``: waits for torch there, then lets the user's own file run.
+"""Runs as a Python process starts under ``gradcanary run``: waits for torch, then runs the user's own file.
 
 It is read by every Python that the command starts, of any version and with any packages, and most of them never
 train: so its syntax is that of Python 2 and 3, it loads nothing before torch is there, and it never imports torch.
@@ -11,21 +11,21 @@ FOLDER = os.path.dirname(__file__)
 
 
 class TorchWaiter(object):
-    """A finder that finds nothing itself: it has torch call it back at the end of its import, and is gone then."""
+    """A finder that finds nothing itself: it calls :func:`watch` after the import of torch, and is gone then."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return what the finders behind this one know of torch; None for all else."""
+        """Return the spec of torch by the finders after this one; None for any other module."""
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                self._call_back(spec.loader)
+                self._call_after_import(spec.loader)
                 return spec
         return None
 
-    def _call_back(self, loader):
-        """Have a loader tell of its one import; only the object is touched, and it is as it was afterwards."""
+    def _call_after_import(self, loader):
+        """Wrap the import of this loader object; it is as it was afterwards."""
         execute = getattr(loader, "exec_module", None)
 
         def exec_module(module):
@@ -38,11 +38,11 @@ class TorchWaiter(object):
         try:
             loader.exec_module = exec_module
         except Exception as error:
-            say(error)
+            print_error(error)
 
 
 def watch():
-    """Watch this process, which has torch now; whatever goes wrong is one line on stderr."""
+    """Watch this process, which has torch now; an error is one line on stderr."""
     try:
         if sys.version_info < (3, 10):
             raise RuntimeError("gradcanary needs Python 3.10 or newer")
@@ -51,11 +51,11 @@ def watch():
 
         watch_when_training()
     except Exception as error:
-        say(error)
+        print_error(error)
 
 
 def find_agent():
-    """Make the agent that the launcher belongs to importable where this Python has none; nothing else beside it."""
+    """Make the launcher's agent importable if this Python has none; nothing else of its environment."""
     from importlib import util
 
     spec = util.find_spec("gradcanary")
@@ -69,8 +69,8 @@ def find_agent():
     spec.loader.exec_module(module)
 
 
-def take_what_was_carried():
-    """Set our variables where a launcher passed on only those that begin with PYTHON."""
+def restore_carried_variables():
+    """Set the agent's variables if a launcher passed on only those that begin with PYTHON."""
     carried = os.environ.get("PYTHON_GRADCANARY", "")
     if not carried or "GRADCANARY_WATCH" in os.environ:
         return
@@ -81,28 +81,28 @@ def take_what_was_carried():
             name, _, value = pair.partition(b"=")
             os.environ.setdefault(os.fsdecode(name), os.fsdecode(value))
     except Exception as error:
-        say(error)
+        print_error(error)
 
 
-def say(error):
+def print_error(error):
     try:
         sys.stderr.write("gradcanary: this process is not watched (%s: %s)\n" % (type(error).__name__, error))
     except Exception:
         pass
 
 
-def run_the_users_own():
-    """Put the one aside that this file hides, as if it had never been on the path; its errors are Python's to tell."""
+def run_users_sitecustomize():
+    """Import the user's file that this one hides, as if this one had never been on the path; its errors are raised."""
     sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
     del sys.modules["sitecustomize"]
     import sitecustomize  # noqa: F401
 
 
 if sys.version_info >= (3, 4):
-    take_what_was_carried()
+    restore_carried_variables()
     if os.environ.get("GRADCANARY_WATCH") == "1":
         if "torch" in sys.modules:
             watch()
         else:
             sys.meta_path.insert(0, TorchWaiter())
-run_the_users_own()
+run_users_sitecustomize()
