@@ -53,6 +53,8 @@ class Setup:
             patterns[LOW_PRECISION] = "all weights, gradients and activations are float32"
         if not self.adapters:
             patterns[r"\blora\b|lora_|adapter"] = "the job has no adapters"
+        if not self.scheduler:
+            patterns[r"lr_lambda|scheduler\.step|last_epoch"] = "the job has no scheduler"
         if self.optimizers == 1:
             patterns[r"\b(both|two|other|second) optimizers?\b"] = "the job has one optimizer"
         return patterns
@@ -77,7 +79,7 @@ CLAIMS = {
         r"\bloss.{0,40}\b(flat|stands still|stood still|stays|stayed|did not (fall|move|change|go down|improve)"
         r"|does not (fall|move|change|go down)|no longer (falls|fell)|stopped falling|unchanged|stuck)\b"
     ),
-    "rose": r"\bloss.{0,30}\b(rose|rises|rising|jumped|went up|climbed|grew|increased|higher)\b",
+    "rose": r"\bloss[^,;:]{0,30}\b(rose|rises|rising|jumped|went up|climbed|grew|increased|higher)\b",
     "came back": r"\bloss\b.{0,60}(?<!not )\b(came back|come back|recovered|back to|back down)\b",
     "unseen": r"\bloss (does not|did not|doesn't|didn't) (show|see|reveal)",
     "nan": r"\bloss.{0,40}\b(nan|inf|infinity|infinite|not finite|non-?finite)\b|\b(nan|infinity)\b.{0,20}\bloss\b",

@@ -1,8 +1,8 @@
 """Run the jobs against a real collector, and hold its words against the truth.
 
 Run it as ``python -m words.report [--jobs NAME ...]``, with ``PYTHONPATH=tests``. The collector is the README's
-``gradcanary up --data ... --webhook ...``, each job is a process of its own, and incidents are read from the documented HTTP API and from the bodies of the webhook. Raw sentences stand under the table: a human
-has the last word on them.
+``gradcanary up --data ... --webhook ...``, and each job is a process of its own. Incidents are read from the
+documented HTTP API and from the bodies of the webhook. Raw sentences stand under the table, for a human to judge.
 """
 
 import argparse
@@ -215,9 +215,8 @@ def print_table(outcomes: list[Outcome]) -> None:
 
 def print_details(outcome: Outcome) -> None:
     truth = TRUTHS[outcome.job]
-    print(
-        f"\n## {outcome.job} (exit {outcome.status})\n\nTruth: {truth.story}\nLoss: {truth.loss.course} {truth.loss.marks}"
-    )
+    print(f"\n## {outcome.job} (exit {outcome.status})\n\nTruth: {truth.story}")
+    print(f"Loss: {truth.loss.course} {truth.loss.marks}")
     for note in truth.ambiguities:
         print(f"Note: {note}")
     for incident in outcome.incidents:
@@ -243,9 +242,7 @@ def indent(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="words.report", description="Hold the product's words against the truth.")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="NAME")
-    parser.add_argument(
-        "--quiet", type=float, default=45, help="seconds without a message before the end (default: 45)"
-    )
+    parser.add_argument("--quiet", type=float, default=45, help="seconds without a message at the end")
     arguments = parser.parse_args()
     outcomes = run_all(arguments.jobs, arguments.quiet)
     print_table(outcomes)
