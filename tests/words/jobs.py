@@ -1,0 +1,64 @@
+"""The 20 jobs by name, and the command that runs one: ``python -m words.jobs NAME [--plain FACTS.json]``.
+
+With ``--plain`` the product is not imported, and the job's own numbers are written to the file.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from words import fault_jobs, healthy_jobs, setup_jobs
+from words.log import Log
+from words.types import Train, Watch
+
+TRAININGS: tuple[Train, ...] = (
+    healthy_jobs.healthy_finetune,
+    healthy_jobs.healthy_gan,
+    healthy_jobs.healthy_warmup,
+    healthy_jobs.healthy_converged,
+    healthy_jobs.healthy_teacher,
+    setup_jobs.lr_times_6000,
+    setup_jobs.weight_decay_1e5,
+    setup_jobs.lora_b_not_optimized,
+    setup_jobs.head_replaced,
+    setup_jobs.gan_wrong_optimizer,
+    setup_jobs.momentum_09999999,
+    setup_jobs.bf16_clip_1e9,
+    setup_jobs.bf16_small_lr,
+    setup_jobs.scheduler_per_batch,
+    fault_jobs.encoder_frozen,
+    fault_jobs.exploding_rnn,
+    fault_jobs.sigmoid_stack,
+    fault_jobs.masked_entropy,
+    fault_jobs.bf16_accumulation,
+    fault_jobs.out_of_memory,
+)
+JOBS: dict[str, Train] = {train.__name__: train for train in TRAININGS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="words.jobs", description="Run one job, watched or plain.")
+    parser.add_argument("job", choices=JOBS)
+    parser.add_argument("--plain", type=Path, metavar="FACTS", help="do not watch; write the job's numbers here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    log = Log(arguments.plain)
+    try:
+        JOBS[arguments.job](ignore if arguments.plain else watch(), log)
+    finally:
+        log.write()
+
+
+def watch() -> Watch:
+    import gradcanary
+
+    return gradcanary.watch
+
+
+def ignore(*_: object, **__: object) -> None:
+    """Watch nothing."""
+
+
+if __name__ == "__main__":
+    main()
