@@ -1,4 +1,4 @@
-"""What runs when somebody acks, silences or unsilences an incident, and when they choose which ones are listed."""
+"""What runs when somebody acks, silences or unsilences an incident."""
 
 from __future__ import annotations
 
