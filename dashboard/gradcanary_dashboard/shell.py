@@ -11,14 +11,12 @@ from dash import Dash, dcc, html
 from gradcanary_dashboard.components import elements, incident_dialog
 from gradcanary_dashboard.web import assets
 
-# Set before the first paint, or a dark page would flash white.
+# Set before the first paint, or a dark page would flash white. Without a choice the style sheet follows the system.
 _THEME = """<script>
-(function () {
-  var kept = null;
-  try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* forbidden: follow the system */ }
-  var dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-})();
+try {
+  const theme = localStorage.getItem("gradcanary-theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+} catch (error) { /* forbidden */ }
 </script>"""
 
 # Pages with figures do not wait until there is one (``assets/js/figures.js``).

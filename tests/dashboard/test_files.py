@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from gradcanary_dashboard.components import elements, figure_controls
 from gradcanary_dashboard.web import assets
 
 PACKS = {"accept-encoding": "gzip"}
@@ -45,7 +46,7 @@ def test_a_file_that_browsers_keep_is_made_once() -> None:
 
 
 def test_all_scripts_and_sheets_are_two_files() -> None:
-    for bundle, last in ((assets.SCRIPTS, "js/sharing.js"), (assets.SHEETS, "css/touch.css")):
+    for bundle, last in ((assets.SCRIPTS, "js/sharing.js"), (assets.SHEETS, "css/access.css")):
         written = (assets.ASSETS / last).read_bytes()
         assert bundle.body.endswith(written)
         assert len(gzip.compress(bundle.body)) < 40_000
@@ -60,3 +61,12 @@ def test_what_plotly_and_dash_do_not_document_is_in_one_script_each() -> None:
     for script, names in PRIVATE.items():
         using = {path.stem for path in (assets.ASSETS / "js").iterdir() if re.search(names, path.read_text("utf-8"))}
         assert using == {script}
+
+
+def test_each_icon_is_a_shape_of_the_style_sheet() -> None:
+    rules = assets.SHEETS.body.decode()
+    named = {*elements.ICONS.values(), *elements.RUN_STATES.values(), *(icon for _, icon, _ in figure_controls.MOVES)}
+    missing = [
+        name for name in named | {"copy", "theme", "hush", "bell"} if f".icon-{name} {{ --shape: url('" not in rules
+    ]
+    assert missing == []

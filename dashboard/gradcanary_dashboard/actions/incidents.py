@@ -1,4 +1,4 @@
-"""Callbacks for acknowledging, silencing and unsilencing an incident, and for the filter of the list."""
+"""Callbacks for acknowledging, silencing and unsilencing an incident."""
 
 from __future__ import annotations
 

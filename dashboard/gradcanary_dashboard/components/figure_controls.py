@@ -85,7 +85,7 @@ def zoom_bar(page: str, contents: Mapping[str, Any], *, has_clock: bool = True) 
         for move, icon, words in MOVES
     ]
     held: dict[str, Any] = {"aria-label": "Steps in sight", STEPS: contents.get(f"{page}-moves")}
-    reset = html.Button("Reset zoom", type="button", className="reset", **elements.attributes(data_zoom="reset"))
+    reset = html.Button("Reset zoom", type="button", className="do reset", **elements.attributes(data_zoom="reset"))
     return html.Div(
         [
             html.Span(contents.get(f"{page}-zoom-note"), id=f"{page}-zoom-note"),

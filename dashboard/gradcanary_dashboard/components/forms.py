@@ -20,10 +20,31 @@ def field(words: str, control: Component, hint: elements.Children = None) -> htm
     return html.Label([html.Span(words, className="name"), control, *below], className="form-field")
 
 
-def button(words: str, name: Id, *, icon: str | None = None, tone: str = "plain") -> html.Button:
-    """Return a button; ``tone`` is plain, main (what the form is for) or danger."""
+def text(
+    name: str,
+    words: str,
+    hint: elements.Children = None,
+    *,
+    value: str = "",
+    placeholder: str = "",
+    offers: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> html.Label:
+    """Return a field for one line; ``offers`` is the id of a list of suggestions, ``more`` are properties of Dash's."""
+    given = {"value": value, "placeholder": placeholder, "list": offers, **(more or {})}
+    return field(words, dcc.Input(id=name, type="text", spellCheck=False, **given), hint)
+
+
+def form(*children: Component, name: str | None = None) -> html.Form:
+    """Return fields with the button that sends them: the browser clicks it at Enter (``assets/js/forms.js``)."""
+    named: dict[str, Any] = {} if name is None else {"id": name}
+    return html.Form(list(children), className="form", **named)
+
+
+def button(words: str, name: Id, *, icon: str | None = None, tone: str = "plain", sends: bool = False) -> html.Button:
+    """Return a button; ``tone`` is plain, main or danger. One that ``sends`` is the button of the form around it."""
     shown: list[Any] = [*([] if icon is None else [elements.icon(icon)]), words]
-    return html.Button(shown, id=name, type="button", className=f"do tone-{tone}")
+    return html.Button(shown, id=name, type="submit" if sends else "button", className=f"do tone-{tone}")
 
 
 def choice(name: str, words: str, options: Mapping[str, str], chosen: str | None) -> html.Fieldset:

@@ -23,7 +23,7 @@ BASELINE = (
 
 def dialog() -> html.Div:
     """Return the dialog, closed and empty, with the line that says what was done."""
-    body = html.Div(id="dialog-body")
+    body = forms.form(name="dialog-body")
     return html.Div(
         [
             html.Dialog(body, id="incident-dialog", **elements.attributes(aria_labelledby="dialog-title")),
@@ -43,9 +43,8 @@ def ack(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
         *known,
         *who("asked-by", is_signed_in=is_signed_in),
         note("asked-note", "restarting with a lower learning rate"),
-        _send(forms.button("Ack", "ack-send", icon="check", tone="main")),
         *(_baseline() if incident["rule"] in OF_A_BASELINE else []),
-        *_answers(),
+        _send(forms.button("Ack", "ack-send", icon="check", tone="main", sends=True)),
     ]
 
 
@@ -59,8 +58,7 @@ def silence(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
         silence_form.span(),
         *who("asked-by", is_signed_in=is_signed_in),
         note("asked-note", "maintenance of the data loader"),
-        _send(forms.button("Silence", "silence-send", icon="hush", tone="main")),
-        *_answers(),
+        _send(forms.button("Silence", "silence-send", icon="hush", tone="main", sends=True)),
     ]
 
 
@@ -69,7 +67,7 @@ def unsilence(incident: Mapping[str, Any], silences: Sequence[Mapping[str, Any]]
     listed = silence_form.ending(silences) if silences else html.P("No silence hides it any more.")
     words = "What is still true is told once a silence is over."
     head = _head("Unsilence", incident)
-    return [*head, html.P(words, className="dim"), listed, _send(), *_answers()]
+    return [*head, html.P(words, className="dim"), listed, _send()]
 
 
 def move(silence: Mapping[str, Any]) -> list[Any]:
@@ -79,8 +77,7 @@ def move(silence: Mapping[str, Any]) -> list[Any]:
         html.P(silence_form.covered(silence)),
         html.P(["It ends ", elements.moment(silence["until"]), ". From now on it shall last:"], className="dim"),
         silence_form.span(),
-        _send(forms.button("Save", "move-send", icon="check", tone="main")),
-        *_answers(),
+        _send(forms.button("Save", "move-send", icon="check", tone="main", sends=True)),
     ]
 
 
@@ -101,9 +98,7 @@ def who(name: str, *, is_signed_in: bool) -> list[Any]:
     """Return the field for a name, which the browser remembers; one that nobody sees where the collector knows it."""
     if is_signed_in:  # a callback is not run while one of its components is missing
         return [html.Div(dcc.Input(id=name, type="hidden"), hidden=True)]
-    kept: dict[str, Any] = {"persistence": True, "persistence_type": "local"}
-    field = dcc.Input(id=name, type="text", maxLength=200, autoComplete="name", spellCheck=False, **kept)
-    return [forms.field("Your name", field)]
+    return [forms.text(name, "Your name", more={"maxLength": 200, "autoComplete": "name", "persistence": True})]
 
 
 def note(name: str, example: str) -> html.Label:
@@ -113,17 +108,13 @@ def note(name: str, example: str) -> html.Label:
     return forms.field("Note, for those who read it later", field)
 
 
-def _answers() -> list[Any]:
-    """Return where answers go. All of it comes with the form: of a button that is put beside an output that was there
-    Dash asks at once what its click does, and disables it until that is answered.
-    """
-    return [forms.answer("dialog-answer"), dcc.Store(id="done")]
-
-
 def _send(*buttons: html.Button) -> html.Div:
+    """Return the buttons of a form, with the place of its answer, which come with it: of a button that is put beside an
+    output that was there Dash asks at once what its click does, and disables it until that is answered.
+    """
     words = "Cancel" if buttons else "Close"
-    close = html.Button(words, type="button", className="do", **elements.attributes(data_close="dialog"))
-    return html.Div([*buttons, close], className="send")
+    close = html.Button(words, type="submit", formMethod="dialog", className="do")  # the browser closes the dialog
+    return html.Div([forms.answer("dialog-answer"), *buttons, close, dcc.Store(id="done")], className="send")
 
 
 def _baseline() -> list[Any]:

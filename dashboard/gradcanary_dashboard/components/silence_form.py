@@ -29,19 +29,15 @@ def layers(names: Iterable[str], of: str = "silence") -> list[Component]:
     """Return the choice of layers; ``names`` are some that there are, ``of`` is what the ids begin with."""
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
     known = f"{of}-prefixes"
-    words = dcc.Input(
-        id=f"{of}-words", type="text", list=known if offered else None, autoComplete="off", spellCheck=False
-    )
-    choice = _choice(f"{of}-layers", "Layers", LAYERS, "all", forms.field("Which", words), kind="of-layers")
+    words = forms.text(f"{of}-words", "Which", offers=known if offered else None)
+    choice = _choice(f"{of}-layers", "Layers", LAYERS, "all", words, kind="of-layers")
     return [choice, *([html.Datalist(offered, id=known)] if offered else [])]
 
 
 def span(of: str = "silence") -> html.Div:
     """Return the choice of an end, from now on."""
-    hint = "30m, 3d or YYYY-MM-DD HH:MM"
-    own = dcc.Input(id=f"{of}-own", type="text", placeholder=hint, autoComplete="off", spellCheck=False)
-    field = forms.field("How long, or until when in UTC", own)
-    return _choice(f"{of}-span", "For how long", SPANS, "8h", field, kind="of-span")
+    own = forms.text(f"{of}-own", "How long, or until when in UTC", placeholder="30m, 3d or YYYY-MM-DD HH:MM")
+    return _choice(f"{of}-span", "For how long", SPANS, "8h", own, kind="of-span")
 
 
 def preview(found: Mapping[str, Any]) -> list[Any]:

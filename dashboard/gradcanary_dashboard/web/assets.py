@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import FastAPI, Response
 from starlette.datastructures import Headers, MutableHeaders
@@ -45,15 +47,13 @@ SCRIPTS_IN_ORDER = (
 
 SHEETS_IN_ORDER = (
     "compare",
-    "contrast",
     "figures",
     "forms",
     "gradcanary",
     "incidents",
-    "keys",
     "runs",
     "settings",
-    "touch",
+    "access",
 )
 """The style sheets of ``assets/css``. Of two rules of the same weight the later one holds."""
 
@@ -79,14 +79,24 @@ class Bundle:
     media_type: str
 
     @classmethod
-    def of(cls, names: Sequence[str], ending: str, media_type: str) -> Bundle:
-        """Return the files with these names and this ending, one after the other."""
-        body = b"\n".join((ASSETS / ending / f"{name}.{ending}").read_bytes() for name in names)
+    def of(cls, names: Sequence[str], ending: str, media_type: str, before: bytes = b"") -> Bundle:
+        """Return the files with these names and this ending, one after the other, ``before`` in front."""
+        body = b"\n".join([before, *((ASSETS / ending / f"{name}.{ending}").read_bytes() for name in names)])
         return cls(f"/assets/pages-{blake2b(body, digest_size=8).hexdigest()}.{ending}", body, media_type)
 
 
+def _icons() -> bytes:
+    """Return a rule for each symbol of ``icons.svg``: the shape of a mask, so that an icon has its text's colour."""
+    symbols = re.findall(r'<symbol id="([\w-]+)"(.*?)</symbol>', (ASSETS / "icons.svg").read_text("utf-8"))
+    shapes = {
+        name: quote(f'<svg xmlns="http://www.w3.org/2000/svg"{rest}</svg>', safe=" =/:") for name, rest in symbols
+    }
+    rules = [f""".icon-{name} {{ --shape: url('data:image/svg+xml,{shape}'); }}""" for name, shape in shapes.items()]
+    return "\n".join(rules).encode()
+
+
 SCRIPTS = Bundle.of(SCRIPTS_IN_ORDER, "js", "text/javascript")
-SHEETS = Bundle.of(SHEETS_IN_ORDER, "css", "text/css")
+SHEETS = Bundle.of(SHEETS_IN_ORDER, "css", "text/css", _icons())
 
 
 def register(server: FastAPI) -> None:

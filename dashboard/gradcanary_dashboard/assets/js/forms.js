@@ -1,91 +1,71 @@
-/* Forms: choices, what a click in a list is about, second questions, and the keys that send and leave. */
+/* Forms: choices, what a click in a list is about, second questions, and what the browser does not do about keys. */
 (function () {
   "use strict";
 
   const REST_MS = 300;
 
+  let resting = null;
+
   function tell(store, data) {
     window.dash_clientside.set_props(store, { data });
   }
-
-  // ---- a choice: buttons of which one is pressed, or a list
 
   function press(button) {
     for (const one of button.parentElement.children) one.setAttribute("aria-pressed", String(one === button));
     tell(button.dataset.of, button.dataset.value);
   }
 
-  document.addEventListener("change", (event) => {
-    if (event.target.tagName === "SELECT" && event.target.dataset.of) tell(event.target.dataset.of, event.target.value);
-  });
+  // What was asked for before has not been answered; the buttons of a list are no components that could be disabled.
+  function isBusy() {
+    return document.querySelector('.answer[aria-busy="true"]') !== null;
+  }
 
-  // ---- a second question: "No" and Escape take it back
-
+  // A second question is taken back.
   function leave(asked) {
     asked.open = false;
     asked.querySelector("summary").focus();
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest("button");
     if (!button) return;
     if (button.dataset.of) press(button);
     else if (button.dataset.tells && !isBusy()) tell(button.dataset.tells, { about: button.dataset.about, at: Date.now() });
     else if (button.dataset.leave) leave(button.closest("details"));
   });
 
-  // What was asked for before has not been answered; the list's buttons are no components that could be disabled.
-  function isBusy() {
-    return document.querySelector('.answer[aria-busy="true"]') !== null;
-  }
+  document.addEventListener("change", ({ target: list }) => {
+    if (list.matches("select[data-of]")) tell(list.dataset.of, list.value);
+  });
 
-  // ---- keys: Enter in a field sends its form; in a text of several lines with Ctrl or Cmd
+  // The click of a form's button has sent it: no other page is loaded.
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches(".form") && event.submitter?.formMethod !== "dialog") event.preventDefault();
+  });
 
-  const ONE_LINE = /^(text|search|number|url|password)$/;
-
-  function sends(event) {
-    const field = event.target;
-    if (event.key !== "Enter" || event.isComposing) return false;
-    if (field.tagName === "TEXTAREA") return event.ctrlKey || event.metaKey;
-    // Where there are suggestions Enter takes one of them.
-    return field.tagName === "INPUT" && !field.list && field.type !== "search" && ONE_LINE.test(field.type);
-  }
-
-  function button(field) {
-    const form = field.closest(".really, dialog, .card");
-    return form && form.querySelector(".do.tone-main, .really > .do.tone-danger");
-  }
-
-  // Enter that is held down comes again and again, also as clicks of the button that has the focus.
-  function isHeld(event) {
-    return event.repeat && event.key === "Enter" && (sends(event) || Boolean(event.target.closest("button.do")));
+  // Enter that is held down comes again and again; where there are suggestions it takes one of them.
+  function isNoMore({ target: field, repeat }) {
+    return repeat ? field.matches("input, button.do") : Boolean(field.form && field.list);
   }
 
   document.addEventListener("keydown", (event) => {
-    if (isHeld(event)) event.preventDefault();
-    else if (event.key === "Escape") {
-      const asked = event.target.closest("details.asking[open]");
-      if (!asked) return;
+    const { key, target: field } = event;
+    const asked = key === "Escape" && field.closest("details.asking[open]");
+    if (asked) {
       event.preventDefault(); // a dialog around it stays
       leave(asked);
-    } else if (sends(event)) {
-      const main = button(event.target);
-      if (!main) return;
-      event.preventDefault();
-      if (!main.disabled) main.click();
+    } else if (key === "Enter" && isNoMore(event)) event.preventDefault();
+    else if (key === "Enter" && (event.ctrlKey || event.metaKey) && field.matches("textarea") && !event.repeat) {
+      field.form?.querySelector("[type=submit]")?.click();
     }
   });
 
-  // ---- what is put together, each time one rests
-
-  let resting = null;
-
+  // What is put together is told each time one rests; the store is gone with its page.
   function rest(...values) {
     clearTimeout(resting);
     const store = window.dash_clientside.callback_context.outputs_list.id;
-    const heart = (document.querySelector(".heart") || {}).id;
-    // The store is gone with its page.
-    resting = setTimeout(() => { if (heart && document.getElementById(heart)) tell(store, values); }, REST_MS);
+    const heart = document.querySelector(".heart");
+    resting = setTimeout(() => { if (heart?.isConnected) tell(store, values); }, REST_MS);
     return window.dash_clientside.no_update;
   }
 

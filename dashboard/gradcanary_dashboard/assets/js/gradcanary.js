@@ -82,7 +82,8 @@
   }
 
   function switchTheme() {
-    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+    const theme = root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    root.dataset.theme = theme === "dark" ? "light" : "dark";
     try { localStorage.setItem("gradcanary-theme", root.dataset.theme); } catch (error) { /* not remembered */ }
   }
 
@@ -124,12 +125,6 @@
     // A run and its open incidents are links with the same words.
     const again = alike.find((one) => one.href === focused.href) || alike[0];
     if (again) again.focus({ preventScroll: true });
-  });
-
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (system) => {
-    let kept = null;
-    try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* follow the system */ }
-    if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });

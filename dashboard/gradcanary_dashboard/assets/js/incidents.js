@@ -1,86 +1,53 @@
-/* What the browser does about incidents: the dialog of their buttons. It lies outside of what a refresh fills, so that nothing
-   is redrawn while somebody types. */
+/* The dialog of the buttons of incidents and silences. It lies outside of what a refresh fills: nothing is redrawn while
+   somebody types. Its form is asked for as it opens. */
 (function () {
   "use strict";
 
-  let opener = null; // the button that opened the dialog, by what it does and to which incident or silence
+  const SAID_MS = 8000;
+  const hasKeys = matchMedia("(hover: hover)");
+
+  let opener = ""; // what finds the button that opened the dialog: it may have been drawn again meanwhile
+  let fading = null;
 
   function dialog() {
     return document.getElementById("incident-dialog");
   }
 
-  // ---- the dialog: its form is asked for as it opens
-
-  function open(button) {
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest("button[data-do]");
+    if (!button) return;
     const kind = "silence" in button.dataset ? "silence" : "incident";
     opener = `button[data-do="${button.dataset.do}"][data-${kind}="${button.dataset[kind]}"]`;
-    const asked = { do: button.dataset.do, [kind]: Number(button.dataset[kind]), at: Date.now() };
     window.dash_clientside.set_props("dialog-body", { children: [] });
-    window.dash_clientside.set_props("asked", { data: asked });
+    window.dash_clientside.set_props("asked", { data: { do: button.dataset.do, [kind]: Number(button.dataset[kind]), at: Date.now() } });
     if (!dialog().open) dialog().showModal();
-  }
+  });
 
-  // The button may have been drawn anew meanwhile.
-  function closed() {
-    const button = opener && document.querySelector(opener);
-    if (button) button.focus({ preventScroll: true });
-  }
+  document.addEventListener("close", ({ target }) => {
+    if (target === dialog()) document.querySelector(opener)?.focus({ preventScroll: true });
+  }, true);
 
-  function close() {
-    if (dialog() && dialog().open) {
-      dialog().close();
-      closed();
-    }
-  }
+  window.addEventListener("popstate", () => dialog()?.close());
 
-  let fading = null;
+  // Once the form is there, keys go to its first field; on a phone a keyboard would cover half of it.
+  window.gradcanary.onChange(() => {
+    const first = dialog()?.open && dialog().querySelector("input[type=text], textarea, button");
+    if (first && hasKeys.matches && [dialog(), document.body].includes(document.activeElement)) first.focus();
+  });
+
+  // Safari's keyboard covers the page, which does not become smaller.
+  window.visualViewport?.addEventListener("resize", () => {
+    document.documentElement.style.setProperty("--seen", window.visualViewport.height + "px");
+  });
 
   function finish(done) {
     if (!done) return window.dash_clientside.no_update;
-    close();
+    dialog().close();
     window.gradcanary.refresh();
     clearTimeout(fading);
-    fading = setTimeout(() => window.dash_clientside.set_props("said", { children: "" }), 8000);
+    fading = setTimeout(() => window.dash_clientside.set_props("said", { children: "" }), SAID_MS);
     return done.said;
   }
-
-  // Safari's keyboard covers the page, which does not become smaller.
-  if (window.visualViewport) {
-    window.visualViewport.addEventListener("resize", () => {
-      document.documentElement.style.setProperty("--seen", window.visualViewport.height + "px");
-    });
-  }
-
-  let answered = "";
-
-  // What is wrong may come below what is in sight.
-  function show() {
-    const answer = document.getElementById("dialog-answer");
-    const text = answer ? answer.textContent : "";
-    if (text && text !== answered) answer.scrollIntoView({ block: "nearest" });
-    answered = text;
-  }
-
-  const hasKeys = matchMedia("(hover: hover)");
-
-  // Once the form is there, whoever uses keys is in its first field; on a phone a keyboard would cover half of it.
-  window.gradcanary.onChange(() => {
-    const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
-    const focused = document.activeElement;
-    show();
-    if (first && hasKeys.matches && (focused === dialog() || focused === document.body)) first.focus();
-  });
-
-  // ---- clicks and keys
-
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (button && button.dataset.do) open(button);
-    else if (button && button.dataset.close) close();
-  });
-
-  document.addEventListener("close", (event) => { if (event.target === dialog()) closed(); }, true);
-  window.addEventListener("popstate", close);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { incidents: { finish } });
 })();

@@ -12,6 +12,7 @@ from gradcanary_dashboard.components import elements, endpoint_text, forms, stat
 from gradcanary_dashboard.components.endpoint_text import Endpoint
 from gradcanary_dashboard.components.static import DRAWN
 from gradcanary_dashboard.pages.settings import frame as settings_frame
+from gradcanary_dashboard.pages.settings.frame import part
 
 ALL, ONE = "endpoints", "endpoint"
 
@@ -35,20 +36,18 @@ URL_HINT = "Receives a signed POST (Standard Webhooks). Public addresses, unless
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page of all endpoints: the list, and the form of a new one."""
-    made = elements.card(
-        "new-endpoint",
+    made = forms.form(
         settings_frame.row(
-            forms.field("URL", _text("new-endpoint-url", "https://hooks.example/gradcanary"), URL_HINT),
-            forms.field("Name", _text("new-endpoint-name"), "As you want to find it again; may be left away."),
+            forms.text("new-endpoint-url", "URL", URL_HINT, placeholder="https://hooks.example/gradcanary"),
+            forms.text("new-endpoint-name", "Name", "As you want to find it again; may be left away."),
         ),
         _severities("new-endpoint-severity", "warning"),
-        forms.button("Create endpoint", "new-endpoint-do", tone="main"),
-        title="New endpoint",
+        forms.button("Create endpoint", "new-endpoint-do", tone="main", sends=True),
     )
     return [
         *settings_frame.head("Endpoints"),
         elements.card("endpoints", html.Div(contents.get("endpoint-list"), id="endpoint-list"), title="Who is told"),
-        *settings_frame.controls(ALL, contents, made),
+        *settings_frame.controls(ALL, contents, elements.card("new-endpoint", made, title="New endpoint")),
         # Outside of what may be disabled: what it says stays readable, and its secret can be copied.
         forms.answer("new-endpoint-answer"),
         elements.heart(ALL, contents.get("shown")),
@@ -123,26 +122,10 @@ def _doing(contents: Mapping[str, Any]) -> html.Section:
     remove = forms.button("Delete it", "endpoint-delete-do", tone="danger")
     buttons = settings_frame.row(
         forms.button("Send a test message", "endpoint-test-do", icon="send", tone="main"),
-        html.Div(
-            forms.button("Enable", "endpoint-enable-do"),
-            id="endpoint-enable",
-            hidden=contents.get("endpoint-enable", True),
-        ),
-        html.Div(
-            forms.button("Disable", "endpoint-disable-do"),
-            id="endpoint-disable",
-            hidden=contents.get("endpoint-disable", True),
-        ),
-        html.Div(
-            forms.asking("New secret", rotated, rotate),
-            id="endpoint-rotation",
-            hidden=contents.get("endpoint-rotation", True),
-        ),
-        html.Div(
-            forms.asking("Delete", removed, remove),
-            id="endpoint-removal",
-            hidden=contents.get("endpoint-removal", True),
-        ),
+        part("endpoint-enable", contents, forms.button("Enable", "endpoint-enable-do")),
+        part("endpoint-disable", contents, forms.button("Disable", "endpoint-disable-do")),
+        part("endpoint-rotation", contents, forms.asking("New secret", rotated, rotate)),
+        part("endpoint-removal", contents, forms.asking("Delete", removed, remove)),
     )
     waits = html.P(WAITS, id="endpoint-waits", className="dim", hidden=True, role="status")
     return elements.card("endpoint-doing", buttons, waits, forms.answer("endpoint-answer"), title="Try it, change it")
@@ -155,29 +138,17 @@ def _changing(contents: Mapping[str, Any]) -> html.Div:
         "Its address and severity are the operator's: they change when the collector is started otherwise, and it is "
         "removed by a start without it."
     )
-    form = html.Div(
-        [
-            settings_frame.row(
-                forms.field("URL", _text("endpoint-url-field", value=known.get("url")), URL_HINT),
-                forms.field("Name", _text("endpoint-name", value=known.get("name"))),
-            ),
-            _severities("endpoint-severity", known.get("min_severity")),
-            forms.button("Save", "endpoint-save-do", tone="main"),
-            forms.answer("endpoint-saved"),
-        ],
-        id="endpoint-change",
-        className="card",
-        hidden=contents.get("endpoint-change", True),
+    form = forms.form(
+        settings_frame.row(
+            forms.text("endpoint-url-field", "URL", URL_HINT, value=known.get("url") or ""),
+            forms.text("endpoint-name", "Name", value=known.get("name") or ""),
+        ),
+        _severities("endpoint-severity", known.get("min_severity")),
+        forms.button("Save", "endpoint-save-do", tone="main", sends=True),
+        forms.answer("endpoint-saved"),
     )
-    return html.Div(
-        [form, html.P(given, id="endpoint-given", className="dim", hidden=contents.get("endpoint-given", True))]
-    )
-
-
-def _text(name: str, placeholder: str = "", value: str | None = None) -> dcc.Input:
-    return dcc.Input(
-        id=name, type="text", value=value or "", placeholder=placeholder, autoComplete="off", spellCheck=False
-    )
+    changed = part("endpoint-change", contents, form, "card")
+    return html.Div([changed, part("endpoint-given", contents, html.P(given), "dim")])
 
 
 def _severities(name: str, chosen: str | None) -> html.Fieldset:

@@ -61,6 +61,11 @@ def row(*children: Component) -> html.Div:
     return html.Div(list(children), className="form-row")
 
 
+def part(name: str, contents: Mapping[str, Any], child: Component, kind: str = "") -> html.Div:
+    """Return a part of a page that a refresh shows or hides: its slot is ``hidden``."""
+    return html.Div(child, id=name, hidden=contents.get(name, True), className=kind)
+
+
 def facts(named: Sequence[tuple[str, elements.Children]]) -> html.Dl:
     """Return names with what they are; what is None is left out."""
     found = [html.Div([html.Dt(name), html.Dd(value)]) for name, value in named if value not in (None, "")]

@@ -60,15 +60,13 @@ def _trial_form() -> html.Section:
     # Not Dash's own: rules.js fills it from the address, and reads it.
     field = html.Textarea(id="rules-text", placeholder=EXAMPLE, rows=9, spellCheck="false")
     stop = html.Button("Stop", id="rules-try-stop", type="button", className="do", hidden=True)
-    return elements.card(
-        "try-rules",
+    tried = static.slot("rules-tried", None, tag=html.P)
+    form = forms.form(
         forms.field("A whole rules.yaml", field, HINT),
-        settings_frame.row(forms.button("Try it on the last runs", "rules-try-do", tone="main"), stop),
-        html.Div(
-            static.slot("rules-tried", None, tag=html.P), className="answer", **elements.attributes(aria_live="polite")
-        ),
-        title="What would they have sent?",
+        settings_frame.row(forms.button("Try it on the last runs", "rules-try-do", tone="main", sends=True), stop),
+        html.Div(tried, className="answer", **elements.attributes(aria_live="polite")),
     )
+    return elements.card("try-rules", form, title="What would they have sent?")
 
 
 def fill(rules: Rules, *, may: bool) -> dict[str, Any]:

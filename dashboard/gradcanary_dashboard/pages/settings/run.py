@@ -49,34 +49,24 @@ def fill(run: Mapping[str, Any], *, may: bool) -> dict[str, Any]:
 
 def _words(contents: Mapping[str, Any]) -> html.Section:
     known = contents.get("run", {"run": "", "note": "", "tags": []})
-    name = dcc.Input(id="run-name", type="text", value=known["run"], autoComplete="off", spellCheck=False)
-    tags = dcc.Input(id="run-tags", type="text", value=", ".join(known["tags"]), autoComplete="off")
+    former = "Its old name still leads to it, for agents, too."
     note = dcc.Textarea(id="run-note", value=known["note"], rows=4)
-    return elements.card(
-        "run-words",
+    form = forms.form(
         settings_frame.row(
-            forms.field("Name", name, "Its old name still leads to it, for agents, too."),
-            forms.field("Tags", tags, "Separated by commas."),
+            forms.text("run-name", "Name", former, value=known["run"]),
+            forms.text("run-tags", "Tags", "Separated by commas.", value=", ".join(known["tags"])),
         ),
         forms.field("Note", note),
-        forms.button("Save", "run-save-do", tone="main"),
+        forms.button("Save", "run-save-do", tone="main", sends=True),
         forms.answer("run-saved"),
         html.P(contents.get("run-aliases"), id="run-aliases", className="dim"),
-        title="What it is called",
     )
+    return elements.card("run-words", form, title="What it is called")
 
 
 def _place(contents: Mapping[str, Any]) -> html.Section:
-    archive = html.Div(
-        forms.button("Put it into the archive", "run-archive-do"),
-        id="run-archive",
-        hidden=contents.get("run-archive", True),
-    )
-    restore = html.Div(
-        forms.button("Take it out of the archive", "run-restore-do"),
-        id="run-restore",
-        hidden=contents.get("run-restore", True),
-    )
+    archive = settings_frame.part("run-archive", contents, forms.button("Put it into the archive", "run-archive-do"))
+    restore = settings_frame.part("run-restore", contents, forms.button("Take it out of the archive", "run-restore-do"))
     said = "It is not in the list of runs then; everything else is as before. Its next launch takes it out again."
     words = html.P(said, className="dim")
     return elements.card("run-place", words, archive, restore, forms.answer("run-placed"), title="Archive")
@@ -88,14 +78,10 @@ def _end(run: str) -> html.Section:
         html.Code(run),
         ". Nothing brings them back.",
     ]
-    field = dcc.Input(id="run-delete-name", type="text", autoComplete="off", spellCheck=False)
-    really = html.Div(
-        [
-            forms.field("Type its name", field),
-            forms.button("Delete it for ever", "run-delete-do", tone="danger"),
-            forms.answer("run-deleted"),
-        ],
-        className="really",
+    really = forms.form(
+        forms.text("run-delete-name", "Type its name"),
+        forms.button("Delete it for ever", "run-delete-do", tone="danger", sends=True),
+        forms.answer("run-deleted"),
     )
     said = (
         "What its agents still send is refused, and they stop sending; their trainings go on. "

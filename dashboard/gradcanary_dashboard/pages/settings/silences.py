@@ -85,12 +85,9 @@ def _new(contents: Mapping[str, Any]) -> html.Section:
         id=f"{NEW}-rules",
         **elements.attributes(data_of=f"{NEW}-rule"),
     )
-    runs = dcc.Input(
-        id=f"{NEW}-run", type="text", list="silence-runs", placeholder="lora-*", autoComplete="off", spellCheck=False
-    )
-    return elements.card(
-        NEW,
-        settings_frame.row(forms.field("Runs", runs, RUNS_HINT), forms.field("Rule", rules)),
+    runs = forms.text(f"{NEW}-run", "Runs", RUNS_HINT, offers="silence-runs", placeholder="lora-*")
+    form = forms.form(
+        settings_frame.row(runs, forms.field("Rule", rules)),
         html.Datalist(contents.get("silence-runs"), id="silence-runs"),
         dcc.Store(id=f"{NEW}-rule", data=""),
         *silence_form.layers((), NEW),
@@ -104,11 +101,11 @@ def _new(contents: Mapping[str, Any]) -> html.Section:
             incident_dialog.note(f"{NEW}-note", "maintenance of the data loader"),
         ),
         html.Div(plan(None), id=f"{NEW}-plan", className="plan", **elements.attributes(aria_live="polite")),
-        forms.button("Silence", f"{NEW}-do", icon="hush", tone="main"),
+        forms.button("Silence", f"{NEW}-do", icon="hush", tone="main", sends=True),
         forms.answer(f"{NEW}-answer"),
         dcc.Store(id=f"{NEW}-wish"),
-        title="New silence",
     )
+    return elements.card(NEW, form, title="New silence")
 
 
 def _entry(silence: Mapping[str, Any]) -> html.Article:

@@ -29,21 +29,14 @@ SCOPES = {
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: the tokens, and the form of a new one."""
-    made = elements.card(
-        "new-token",
+    days = "After which it ends; empty: until it is revoked."
+    made = forms.form(
         settings_frame.row(
-            forms.field(
-                "Name", dcc.Input(id="new-token-name", type="text", autoComplete="off"), "Who or what uses it."
-            ),
-            forms.field(
-                "Days",
-                dcc.Input(id="new-token-days", type="text", inputMode="numeric", autoComplete="off"),
-                "After which it ends; empty: until it is revoked.",
-            ),
+            forms.text("new-token-name", "Name", "Who or what uses it."),
+            forms.text("new-token-days", "Days", days, more={"inputMode": "numeric"}),
         ),
         forms.choice("new-token-scope", "It may", SCOPES, "ingest"),
-        forms.button("Create token", "new-token-do", tone="main"),
-        title="New token",
+        forms.button("Create token", "new-token-do", tone="main", sends=True),
     )
     listed = elements.card(
         "tokens",
@@ -54,7 +47,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     )
     return [
         *settings_frame.head("Tokens"),
-        *settings_frame.controls(PAGE, contents, listed, made),
+        *settings_frame.controls(PAGE, contents, listed, elements.card("new-token", made, title="New token")),
         forms.answer("new-token-answer"),
         elements.heart(PAGE, contents.get("shown")),
     ]
