@@ -194,7 +194,7 @@ def test_what_is_about_a_whole_run_has_no_layers() -> None:
 def test_members_of_an_ended_run_are_not_firing() -> None:
     ended = full(state="resolved", resolution="run_finished", layers=[member(0), member(1, until_step=400)])
     [first, second] = json.loads(member_table.rows(ended, View()))
-    assert (first[3], second[3]) == ("not recovered", "400")
+    assert (first["cells"][1], second["cells"][1]) == ("not recovered", "400")
     assert member_table.tally(ended) == "1 not recovered, 1 over"
 
 
