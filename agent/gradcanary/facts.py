@@ -33,14 +33,15 @@ FLAT = wire.Fact(
 )
 PIPELINE = wire.Fact(
     code="pipeline",
-    text="The model is cut into pipeline stages. The layers are those of the first rank only: other ranks send "
-    "only what is not finite.",
+    text="The model is cut into pipeline stages. Each rank sends the layers of its own stage: those of a rank that is "
+    "not watched are missing.",
     layers=(),
 )
 OTHER_LAYERS = wire.Fact(
     code="other_layers",
-    text="A rank trains other layers than rank 0, as a stage of a pipeline or a job of its own does. They are not "
-    "measured: a launch has the gradients of its first rank, and the shards of DTensors.",
+    text="Ranks of this launch train different layers, as stages of a pipeline do. Each sends its own. A layer with "
+    "the name of another rank's has a prefix, as rank3. A step is shown when all these ranks have passed it. Loss, "
+    "learning rates and logged numbers are those of rank 0.",
     layers=(),
 )
 COMPILED_STEP = wire.Fact(
@@ -87,7 +88,6 @@ PRINTED = {
     "late_process_group",
     "lazy_device",
     "no_step",
-    "other_layers",
     "slow_device",
     "too_many_layers",
 }

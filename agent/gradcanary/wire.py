@@ -206,7 +206,7 @@ class Reply:
     """The answer to every accepted request; ``status`` is stored, duplicate or ok.
 
     ``spacing_s`` is the least number of seconds between two batches of a session: a busy collector requests fewer and
-    larger ones. ``has_other_layers`` is True for a rank that shares no layer set with rank 0.
+    larger ones. ``has_other_layers`` is True for a rank that sends samples, because no other rank has its layers.
     """
 
     status: str

@@ -18,10 +18,12 @@ import warm
 from collectors import Collector
 from recorded import Recorded, recording, spooling
 from scripted import until
+from sqlalchemy import create_engine, select
 from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import gradcanary
+from gradcanary_server.storage.schema import session
 
 SCRIPT = Path(__file__).parent / "data_parallel.py"
 SICK, AGAIN = data_parallel.SICK, data_parallel.AGAIN
@@ -234,13 +236,12 @@ def test_the_incident_names_the_rank(module_collector: Collector) -> None:
     assert {layer["rank"] for layer in layers if layer["layer"] is not None} == {1}
 
 
-def test_a_stage_of_a_pipeline_says_that_its_layers_are_not_measured(collector: Collector, tmp_path: Path) -> None:
-    script, port = str(SCRIPT.with_name("pipeline_stages.py")), str(free_port())
-    stages = [
-        warm.Process(warm.TRAINING, [script, str(rank), port, collector.url], spooling(tmp_path)) for rank in range(2)
-    ]
-    said = [said_by(stage) for stage in stages]
-    assert [stage.wait(60) for stage in stages] == [0, 0], said
-    assert [each.count("trains other layers than rank 0") for each in said] == [0, 1]
-    run = collector.get("/api/v1/runs/stages").json()
-    assert [fact["code"] for fact in run["facts"]] == ["other_layers"]
+@pytest.mark.usefixtures("trained")
+def test_replicas_are_not_admitted_as_ranks_with_layers_of_their_own(module_collector: Collector) -> None:
+    run = module_collector.get("/api/v1/runs/ranks-nan-told").json()
+    assert run["facts"] == []
+    engine = create_engine(module_collector.store_url)
+    with engine.connect() as connection:
+        query = select(session.c.rank, session.c.is_primary, session.c.is_sharded).order_by(session.c.rank)
+        assert connection.execute(query).all() == [(0, True, False), (1, False, False)]
+    engine.dispose()

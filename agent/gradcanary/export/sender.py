@@ -31,6 +31,10 @@ FLUSH_S = 0.5
 QUIET_S = 1.0
 """Between two requests without a sampled step: a request costs more than its content."""
 
+EARLY_BEAT_S = 2.0
+"""After the first step of a rank that sends no samples: by then the collector knows the layers of rank 0, too, and its
+answer says whether to send some."""
+
 FIRST_STEP_WAIT_S = 2.0
 """How long the first hello waits for the first window, with which more is known."""
 
@@ -300,6 +304,8 @@ class Sender:
             self._outbox.count_dropped(1)
             return True
         self._recorder.clock.request = self._reader.request
+        if self._step is None and record.sends_only_nonfinite:
+            self._beat_at = min(self._beat_at, time.monotonic() + EARLY_BEAT_S)
         self._step = row.step
         self.latest = row if row.states is not None else self.latest
         self._hello.update(self._recorder, record.layers, self._reader.facts)
@@ -326,6 +332,7 @@ class Sender:
     def _on_reply(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents
         if reply.has_other_layers:
+            self._recorder.rank.send_own_layers()
             self._recorder.add_fact(facts.OTHER_LAYERS)
         for brief in reply.incidents:
             if self._alerted.get(brief.id) != brief.severity:

@@ -101,7 +101,7 @@ class Rank:
     """The rank of a process among ``world_size``, and the layers that it follows.
 
     - ``sends_only_nonfinite``: another process sends the same gradients. The first rank sends those of a replicated
-      model.
+      model; of other layers the collector decides, by :meth:`send_own_layers`.
     - ``measures_local_grads``: its gradients can be measured before they are reduced with those of other ranks.
     - ``is_distributed``: its gradients may be reduced with those of other ranks.
     """
@@ -109,6 +109,7 @@ class Rank:
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
         self.sends_only_nonfinite = self.measures_local_grads = self.is_distributed = self.is_reported = False
+        self._has_own_layers = False
         self._layers: Layers | None = None
 
     def find(self) -> None:
@@ -140,8 +141,13 @@ class Rank:
         """Follow other layers."""
         self._layers = layers
         if layers is not None:
-            self.sends_only_nonfinite = self.rank > 0 and not layers.is_sharded
+            self.sends_only_nonfinite = self.rank > 0 and not (layers.is_sharded or self._has_own_layers)
             self.measures_local_grads = self.world_size > 1 and not layers.has_shards
+
+    def send_own_layers(self) -> None:
+        """Send all gradients from now on: no other rank trains these layers. Called by the sender's thread."""
+        self._has_own_layers = True
+        self.sends_only_nonfinite = False
 
     def owned(self, positions: Sequence[int]) -> list[bool] | None:
         """Return True for each of these layers that this process reports; None means all."""

@@ -125,7 +125,7 @@ class Evaluator:
 
     def _attribute_ranks(self, context: BatchContext, changes: tuple[Transition, ...]) -> None:
         """Store the ranks of non-finite gradients: the batches of these ranks may have come before."""
-        reduced = _nonfinite(context.batch) if context.session.rank == 0 else {}
+        reduced = _nonfinite(context.batch)
         if not reduced:
             return
         _attribute_rank(context, 0, context.batch, reduced)

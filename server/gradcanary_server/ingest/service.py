@@ -18,7 +18,7 @@ from gradcanary_server import telemetry
 from gradcanary_server.caches import split_cache_budget
 from gradcanary_server.errors import RequestError, StoreUnavailable, invalid
 from gradcanary_server.incidents import service
-from gradcanary_server.ingest import messages, sessions, shard_stream
+from gradcanary_server.ingest import messages, rank_layers, sessions, shard_stream
 from gradcanary_server.ingest.admission import Backpressure
 from gradcanary_server.ingest.evaluation import BatchContext, Evaluator, LogEntry, Values, read_launch
 from gradcanary_server.ingest.shard_merge import MergedBatch
@@ -78,7 +78,7 @@ class Ingest:
             next_seq = sessions.register_session(connection, run_name, session_id, message, sent, now)
             _, row = runs.lock_session(connection, run_name, session_id)
             stored = self._stored(connection, row.run_id, "ok", next_seq)
-            has_other_layers = sessions.has_other_layers(connection, row)
+            has_other_layers = rank_layers.admit_rank(connection, row)
         return self._reply(stored._replace(has_other_layers=has_other_layers))
 
     def batch(self, run_name: str, session_id: str, seq: int, raw: bytes) -> wire.Reply:
@@ -120,7 +120,7 @@ class Ingest:
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_heartbeat())
             stored = self._stored(connection, row.run_id, "ok", row.next_seq)
-            has_other_layers = sessions.has_other_layers(connection, row)
+            has_other_layers = rank_layers.admit_rank(connection, row)
         return self._reply(stored._replace(has_other_layers=has_other_layers))
 
     def end(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:

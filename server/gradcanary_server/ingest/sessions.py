@@ -16,6 +16,7 @@ from sqlalchemy import Connection, insert, select, update
 from gradcanary import wire
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incidents import service, watchdog
+from gradcanary_server.ingest import rank_layers
 from gradcanary_server.ingest.messages import MAX_FACTS
 from gradcanary_server.storage import layers, runs
 from gradcanary_server.storage.database import Record
@@ -44,14 +45,19 @@ def register_session(
     _describe_run(connection, run_row, hello, now, is_newest=not newer)
     owned_by_newer = layers.layer_ids(connection, run_id, newer)
     sets = {} if stored is None else json.loads(stored.layer_sets)
+    admitted = stored if stored is not None and stored.is_sharded and not hello.sharded else None
+    # Layers of another rank may have the same names.
+    adds_only = admitted is not None or (hello.rank > 0 and not hello.sharded)
+    new_sets = {}
     for layer_set in hello.layer_sets:
         if layer_set.id not in sets:
-            numbers = layers.register_layers(connection, run_id, layer_set, owned_by_newer)
-            sets[layer_set.id] = layers.store_layer_set(connection, run_id, layer_set, numbers)
+            numbers = layers.register_layers(connection, run_id, layer_set, owned_by_newer, adds_only=adds_only)
+            new_sets[layer_set.id] = layers.store_layer_set(connection, run_id, layer_set, numbers)
+    sets |= new_sets if admitted is None else rank_layers.separate_sets(connection, admitted, new_sets)
     if stored is not None:
         merged = _merge_hellos(wire.Hello(**{**json.loads(stored.hello), "layer_sets": (), "facts": ()}), hello)
         runs.set_first_step(connection, run_id, launch_no, merged.first_step)
-        is_sharded = stored.is_sharded if stored.next_seq else bool(merged.sharded)  # its batches decide
+        is_sharded = stored.is_sharded or (not stored.next_seq and bool(merged.sharded))  # its batches decide
         values = {"hello": _dump_hello(merged), "layer_sets": json.dumps(sets)}
         record_activity(connection, stored, now, values | _role_columns(hello.rank, sharded=is_sharded))
         return int(stored.next_seq)
@@ -67,8 +73,8 @@ def register_session(
 def merged_session(
     connection: Connection, run_id: int, launch_no: int, numbers: Sequence[int], set_id: str, now: float
 ) -> Record:
-    """Return the session of the merged batches of a sharded launch; creates it, and its layer set."""
-    name = f"+{launch_no}"  # no agent may use such a name
+    """Return the session of the merged batches of a launch; creates it, and its layer set."""
+    name = runs.merged_session_id(launch_no)
     where = (session.c.run_id == run_id) & (session.c.session == name)
     stored = connection.execute(select(session).where(where)).one_or_none()
     if stored is None:
@@ -81,17 +87,6 @@ def merged_session(
         sets[set_id] = layers.store_merged_layer_set(connection, run_id, numbers)
         connection.execute(update(session).where(where).values(layer_sets=json.dumps(sets)))
     return connection.execute(select(session).where(where)).one()
-
-
-def has_other_layers(connection: Connection, row: Record) -> bool:
-    """Return True if a rank says to be a replica of rank 0, and has none of its layer sets: nothing of it is stored."""
-    sets = json.loads(row.layer_sets) if row.rank > 0 and not row.is_sharded else {}
-    if not sets:
-        return False
-    of_first = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no) & (session.c.rank == 0)
-    query = select(session.c.layer_sets).where(of_first, session.c.is_sharded.is_(False))
-    known = {name for stored in connection.scalars(query) for name in json.loads(stored)}
-    return bool(known) and known.isdisjoint(sets)
 
 
 def check_role(row: Record) -> None:

@@ -126,13 +126,17 @@ class ShardMerger:
         self.connection, self.run_id, self.launch_no, self.clock = connection, run_id, launch_no, clock
         self._log, self._sets = log, sets
         self._launch = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no)
-        row = connection.execute(select(launch.c.merged_step, launch.c.world_size).where(self._launch)).one()
+        columns = (launch.c.merged_step, launch.c.world_size, launch.c.has_own_layers)
+        row = connection.execute(select(*columns).where(self._launch)).one()
         self._merged_step = -1 if row.merged_step is None else int(row.merged_step)
         sessions = _read_sessions(connection, run_id, launch_no)
         self._last_merge = max((row.last_seen for row in sessions if row.rank < 0), default=-np.inf)
         self._ranks = {row.rank: row for row in sessions if row.rank >= 0}
-        replicas = {row.rank for row in self._ranks.values() if not row.is_sharded and row.is_described}
-        self._expected = [rank for rank in range(row.world_size) if rank not in replicas]
+        if row.has_own_layers:  # a rank that is not admitted has no part of a layer
+            self._expected = [row.rank for row in self._ranks.values() if row.is_sharded]
+        else:
+            replicas = {row.rank for row in self._ranks.values() if not row.is_sharded and row.is_described}
+            self._expected = [rank for rank in range(row.world_size) if rank not in replicas]
         self._pending: list[PendingBatch] = []
 
     def on_batch(self, piece: LoggedBatch) -> list[MergedBatch]:

@@ -38,11 +38,17 @@ def read_layers(connection: Connection, run_id: int) -> Sequence[Record]:
 
 
 def register_layers(
-    connection: Connection, run_id: int, layer_set: wire.LayerSet, owned_by_newer: frozenset[int] = frozenset()
+    connection: Connection,
+    run_id: int,
+    layer_set: wire.LayerSet,
+    owned_by_newer: frozenset[int] = frozenset(),
+    *,
+    adds_only: bool = False,
 ) -> list[int]:
     """Return the numbers of the layers of a set; new names get the next numbers.
 
-    The description replaces the stored one, except of layers that a newer launch has described, ``owned_by_newer``.
+    The description replaces the stored one, except of layers that a newer launch has described, ``owned_by_newer``;
+    with ``adds_only`` it replaces none.
     """
     rows = {row.name: row for row in connection.execute(select(layer).where(layer.c.run_id == run_id))}
     numbers: dict[str, int] = {name: row.layer_no for name, row in rows.items()}
@@ -53,7 +59,7 @@ def register_layers(
     described = [_description_changes(item, numbers[item.name]) for item in layer_set.layers]
     inserts = [values for values in described if values["name"] not in rows]
     updates = [values for values in described if values["name"] in rows and _differs(rows[str(values["name"])], values)]
-    updates = [values for values in updates if values["layer_no"] not in owned_by_newer]
+    updates = [values for values in updates if not adds_only and values["layer_no"] not in owned_by_newer]
     if inserts:
         connection.execute(insert(layer), [{"run_id": run_id, **values} for values in inserts])
     _update_descriptions(connection, run_id, updates, ("shape", "param_dtype", "module_class", "group_no"))
@@ -177,6 +183,34 @@ def store_layer_set(connection: Connection, run_id: int, layer_set: wire.LayerSe
     return _store(connection, run_id, numbers, descriptions)
 
 
+def prefix_layers(
+    connection: Connection,
+    run_id: int,
+    digest: str,
+    taken: Collection[int],
+    prefix: str,
+    owned_by_newer: frozenset[int],
+) -> str:
+    """Store a set with a prefix before the names of its ``taken`` layers, which become others; return its digest."""
+    where = (layer_set.c.run_id == run_id) & (layer_set.c.digest == digest)
+    row = connection.execute(select(layer_set.c.layer_nos, layer_set.c.descriptions).where(where)).one()
+    described = zip(
+        np.frombuffer(row.layer_nos, "<i4").tolist(), json.loads(zstandard.decompress(row.descriptions)), strict=True
+    )
+    renamed = tuple(
+        wire.Layer(_prefixed(name, prefix) if number in taken else name, tuple(shape), numel, dtype, group, kind)
+        for number, (name, shape, dtype, kind, group, numel) in described
+    )
+    separate = wire.LayerSet("", renamed)
+    numbers = register_layers(connection, run_id, separate, owned_by_newer)
+    return store_layer_set(connection, run_id, separate, numbers)
+
+
+def _prefixed(name: str, prefix: str) -> str:
+    """Return the name with the prefix, without its first characters if it is too long."""
+    return prefix + name[-(wire.MAX_NAME - len(prefix)) :]
+
+
 def store_merged_layer_set(connection: Connection, run_id: int, numbers: Sequence[int]) -> str:
     """Store a set of these layers with their current descriptions; return its digest."""
     rows = {row.layer_no: row for row in connection.execute(select(layer).where(layer.c.run_id == run_id))}
@@ -192,7 +226,13 @@ def layer_ids(connection: Connection, run_id: int, launches: Collection[int]) ->
     if not launches:
         return frozenset()
     query = select(session.c.layer_sets).where(session.c.run_id == run_id, session.c.launch_no.in_(launches))
-    digests = {digest for text in connection.scalars(query) for digest in json.loads(text).values()}
+    return layers_of_sets(
+        connection, run_id, {digest for text in connection.scalars(query) for digest in json.loads(text).values()}
+    )
+
+
+def layers_of_sets(connection: Connection, run_id: int, digests: Collection[str]) -> frozenset[int]:
+    """Return the numbers of the layers of some layer sets."""
     sets = select(layer_set.c.layer_nos).where(layer_set.c.run_id == run_id, layer_set.c.digest.in_(digests))
     return frozenset().union(*(np.frombuffer(packed, "<i4").tolist() for packed in connection.scalars(sets)))
 

@@ -197,6 +197,11 @@ def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started:
     return number
 
 
+def merged_session_id(launch_no: int) -> str:
+    """Return the id of the session of a launch with the merged batches of its ranks; no agent may use such an id."""
+    return f"+{launch_no}"
+
+
 def set_first_step(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
     unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
     connection.execute(update(launch).where(unknown).values(first_step=first_step))

@@ -123,7 +123,8 @@ launch = Table(
     Column("late", Boolean, nullable=False),
     Column("absmax_below", Double),
     Column("norm_below", Double),
-    Column("merged_step", BigInteger),  # sharded: samples of its ranks up to this step are merged
+    Column("merged_step", BigInteger),  # samples of its ranks up to this step are merged
+    Column("has_own_layers", Boolean, nullable=False, server_default=false()),  # its ranks, not shards
 )
 
 session = Table(
@@ -132,12 +133,12 @@ session = Table(
     Column("run_id", BigInteger, primary_key=True),
     Column("session", String(64), primary_key=True),
     Column("launch_no", Integer, nullable=False),
-    Column("rank", Integer, nullable=False),  # -1: all ranks of a sharded launch, merged
+    Column("rank", Integer, nullable=False),  # -1: all ranks that send samples, merged
     Column("is_primary", Boolean, nullable=False, server_default=false()),  # its batches are the series of its launch
     Column("interval_s", Double, nullable=False),  # between heartbeats
     Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without layer sets and facts
     Column("layer_sets", Text, nullable=False),  # JSON {layer set id: digest of layer_set}
-    Column("is_sharded", Boolean, nullable=False, server_default=false()),  # of its layers, not all of each
+    Column("is_sharded", Boolean, nullable=False, server_default=false()),  # its batches wait to be merged
     Column("next_seq", BigInteger, nullable=False, default=0),
     Column("sealed_seq", BigInteger, nullable=False, default=0),  # batches below it left the log
     Column("every", Integer),
@@ -150,7 +151,7 @@ session = Table(
     Column("error", Text),
     Column("dropped_steps", BigInteger, nullable=False, default=0),
     Column("gaps", Text, nullable=False, default="[]"),  # JSON list of [from_step, to_step, why]
-    Column("excluded_since_step", BigInteger),  # sharded: steps from this one on were merged without it
+    Column("excluded_since_step", BigInteger),  # steps from this one on were merged without it
     Column("agent_share", Double),
     Column("max_step", BigInteger),  # the highest step that it reported, sampled or not
     Column("max_step_at", Double),  # when that last rose
