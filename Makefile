@@ -39,7 +39,7 @@ detection: $(VENV)/.product
 	  exit $$status
 
 loops: $(VENV)/.development
-	$(BIN)/python tests/agent/loop_table.py
+	$(BIN)/python tests/support/agent/loop_table.py
 
 # All of them run, also after one that missed a target; one thread, so that CPU time is work and not waiting.
 benchmarks: $(VENV)-benchmarks/.benchmarks
@@ -51,7 +51,7 @@ browser: $(VENV)/.browser
 
 # What the READMEs show of the pages, into docs/.
 screenshots: $(VENV)/.browser
-	$(BIN)/python tests/browser/screenshots.py docs --published $(ARGS)
+	$(BIN)/python tests/support/browser/screenshots.py docs --published $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-benchmarks dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -71,15 +71,15 @@ $(VENV)/.development: $(VENV)/.product
 	$(BIN)/$(INSTALL) --group dev
 	touch $@
 
-$(VENV)/.browser: $(VENV)/.development tests/browser/ensure_chromium.sh tests/attach/ensure_gdb.sh
-	@tests/browser/ensure_chromium.sh $(BIN)/playwright
-	@tests/attach/ensure_gdb.sh
+$(VENV)/.browser: $(VENV)/.development tests/support/browser/ensure_chromium.sh tests/support/agent/ensure_gdb.sh
+	@tests/support/browser/ensure_chromium.sh $(BIN)/playwright
+	@tests/support/agent/ensure_gdb.sh
 	touch $@
 
-$(VENV)-benchmarks/.benchmarks: pyproject.toml tests/browser/ensure_chromium.sh
+$(VENV)-benchmarks/.benchmarks: pyproject.toml tests/support/browser/ensure_chromium.sh
 	$(PYTHON) -m venv $(VENV)-benchmarks
 	$(VENV)-benchmarks/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-benchmarks/bin/$(INSTALL) '$(TORCH)'
 	$(VENV)-benchmarks/bin/$(INSTALL) --editable '.[all]' --group benchmarks
-	@tests/browser/ensure_chromium.sh $(VENV)-benchmarks/bin/playwright
+	@tests/support/browser/ensure_chromium.sh $(VENV)-benchmarks/bin/playwright
 	touch $@

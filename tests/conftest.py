@@ -7,13 +7,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import postgres
 import pytest
-import warm
-from collectors import Collector
 from hypothesis import HealthCheck, settings
 
 from gradcanary import cli
+from support import postgres, warm
+from support.collectors import Collector
 
 # A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,31 +34,31 @@ LONGEST = (
     "test_replicas.py",
     "test_exactly_once.py",
     "test_kills.py",
-    "test_fold_properties.py",
-    "test_mail_of_a_store.py",
+    "test_evaluator.py",
+    "test_messages_state_machine.py",
     "test_spam_by_rule.py",
-    "test_cutting.py",
+    "test_any_cut_same_result.py",
     "test_dispatcher.py",
     "test_tiles.py",
     "test_demo.py",
-    "test_delivery_through_collector.py",
-    "test_silences.py",
-    "test_endpoints_of_a_team.py",
-    "test_channels.py",
-    "test_dashboard_in_chromium.py",
+    "acceptance/collector/test_delivery.py",
+    "acceptance/collector/test_silences.py",
+    "acceptance/collector/test_endpoints.py",
+    "test_apprise_channel.py",
+    "test_dashboard.py",
     "test_spool.py",
-    "test_jobs.py",
+    "test_attach_jobs.py",
     "test_sync.py",
-    "test_endings.py",
-    "test_layer_pages_in_chromium.py",
-    "test_answers_of_collector.py",
-    "test_sharded_launches.py",
+    "test_demo_endings.py",
+    "test_layer_pages.py",
+    "component/agent/export/test_delivery.py",
+    "test_shard_stream.py",
     "test_postgresql.py",
     "test_late_launches.py",
     "test_query.py",
     "test_identical.py",
-    "test_loops.py",
-    "test_fold_collapse.py",
+    "test_training_loops.py",
+    "test_collapse.py",
     "test_packaging.py",
     "test_command_line.py",
 )

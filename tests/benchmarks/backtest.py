@@ -15,13 +15,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "browser")]
+sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import blank_stores
-import scenes
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
-from streams import Session
 
 from gradcanary_server.app import create_app
 from gradcanary_server.ops import backtest_worker
@@ -30,6 +27,9 @@ from gradcanary_server.settings import Settings
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import run, tile
 from gradcanary_server.tsdb.retention import DiskUsage
+from support import blank_stores
+from support.browser import scenes
+from support.streams import Session
 
 HOST = "http://localhost"
 IN_FORCE = {"in_force": Rules()}

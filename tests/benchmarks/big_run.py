@@ -25,8 +25,6 @@ from sqlalchemy import select, update
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams
-
 from gradcanary import wire
 from gradcanary_server.ingest import sessions
 from gradcanary_server.storage.database import Database
@@ -37,6 +35,7 @@ from gradcanary_server.tsdb.compaction import build_metric_tiles
 from gradcanary_server.tsdb.log import LoggedBatch
 from gradcanary_server.tsdb.samples import build_sample_tiles
 from gradcanary_server.tsdb.tiles import METRIC_STREAM, SampleStream, TileStore
+from support import streams
 
 RUN = "big"
 CHUNK = 4096

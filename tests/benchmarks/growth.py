@@ -21,10 +21,10 @@ import jobs
 import postgresql
 import run_list
 import servers
-import streams
 
 from gradcanary import wire
 from gradcanary_server.storage.database import Database
+from support import streams
 
 LAYERS = (50, 500, 5000)
 

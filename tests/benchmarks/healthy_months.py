@@ -1,7 +1,8 @@
 """Months of a healthy job: how noisy it may be before anybody is told of something.
 
 python tests/benchmarks/healthy_months.py [--months 9] [--every 100] [--seeds 3]
-Forty layers of synthetic noise, described in tests/months.py, folded with default rules on a virtual clock. ``noise``
+Forty layers of synthetic noise, described in tests/support/healthy_job.py, folded with default rules on a virtual
+clock. ``noise``
 multiplies the spread of all of it: at 1 a layer wanders by 0.1 decades beside batches that differ by 0.12, and all
 layers together by 0.1. Exit status 1 where noise of 1 is told of.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from months import STEP_S, Job, told
+from support.healthy_job import STEP_S, Job, told
 
 MONTH_S = 30.4 * 86_400
 NOISES = (1.0, 1.5, 2.0, 3.0)

@@ -17,8 +17,6 @@ import ratios
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import wide_runs
-
 from gradcanary_server.api import charts
 from gradcanary_server.api.charts import HeatmapOptions
 from gradcanary_server.ingest.service import Ingest
@@ -30,6 +28,7 @@ from gradcanary_server.tsdb.log import BatchLog
 from gradcanary_server.tsdb.query import StepRange
 from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.tsdb.tiles import TileStore
+from support import wide_runs
 
 LAYERS, COLUMNS = 20_000, 5_000
 CACHE_BYTES = 2**20

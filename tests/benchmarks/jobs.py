@@ -22,9 +22,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams
-
 from gradcanary import wire
+from support import streams
 
 STEPS, EACH_S = 5, 0.5
 """Ten steps a second in a batch each half second, as the agent sends them. A collector may ask for fewer batches."""

@@ -23,22 +23,20 @@ from typing import Self
 import ratios
 
 TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "browser")]
+sys.path[:0] = [str(TESTS)]
 
 ratios.need("playwright", "psutil")
 
 import big_run
-import chromium
 import httpx
 import jobs
-import plots
 import psutil
-import scenes
 import servers
-import streams
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from gradcanary import wire
+from support import streams
+from support.browser import chromium, plots, scenes
 
 TARGETS = {"first heatmap, s": 1.5, "zoom to redraw, ms": 400.0, "ingest to pixels, s": 2.0}
 GROWING = "growing"

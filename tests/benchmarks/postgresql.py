@@ -11,7 +11,7 @@ import psutil
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import postgres
+from support import postgres
 
 
 class PostgreSQL(postgres.Server):

@@ -15,8 +15,6 @@ from sqlalchemy import Connection, func, insert, select
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams
-
 from gradcanary_server.api import incidents
 from gradcanary_server.api import runs as api_runs
 from gradcanary_server.api.runs import RunFilter
@@ -28,6 +26,7 @@ from gradcanary_server.storage import runs as run_store
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import incident, launch, layer, run, run_name, session
 from gradcanary_server.tsdb.sparkline import Sparkline
+from support import streams
 
 NOW, LAYERS, ROUNDS = 1e9, 20, 9
 WIDE, HIT, PAGE = 3_000, 30, 100

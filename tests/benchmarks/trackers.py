@@ -21,9 +21,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams
-
 from gradcanary import wire
+from support import streams
 
 QUIET_S = 2.5
 """A little more than the compactor sleeps."""

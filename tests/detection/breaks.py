@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
 from detection.case import fault
 from detection.job import Job
 from detection.models import EXAMPLES, WIDTH, Net, Reader, regression, sentences, teacher
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW
 
 
 @fault("nonfinite", ".*", since=200, truth="broke")

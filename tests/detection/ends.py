@@ -1,11 +1,12 @@
 """Healthy: jobs that have learnt what there is to learn, and steps that a scaler skips."""
 
 import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
 from detection.case import control
 from detection.job import Job
 from detection.models import EXAMPLES, WIDTH, Net, chain, regression, teacher
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW
 
 
 @control()

@@ -1,6 +1,9 @@
 """Faults in which gradients become small: layers that collapse, whole runs whose gradients shrink, depth."""
 
 import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
 from detection.case import fault
 from detection.job import Job
 from detection.models import (
@@ -16,8 +19,6 @@ from detection.models import (
     sentences,
     teacher,
 )
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW
 
 Groups = list[dict[str, object]]
 

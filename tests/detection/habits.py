@@ -3,11 +3,12 @@
 import math
 
 import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
 from detection.case import control
 from detection.job import Job
 from detection.models import EXAMPLES, WIDTH, Block, Net, Reader, chain, next_word, regression, sentences, teacher
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW
 
 
 @control()

@@ -7,6 +7,7 @@ back; that is not held against them.
 from collections.abc import Callable
 
 import numpy as np
+
 from detection.truths import Read
 
 IN_A_ROW = 20

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 import torch
-from detection.case import control
-from detection.job import Job
-from detection.models import WIDTH, Adapted, Net, Reader, chain, next_word, regression, sentences, teacher
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+from detection.case import control
+from detection.job import Job
+from detection.models import WIDTH, Adapted, Net, Reader, chain, next_word, regression, sentences, teacher
 
 
 @control()

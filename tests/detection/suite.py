@@ -15,15 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import warm
 from detection.case import Case
 from detection.cases import CASES
 from detection.page import PAGE, lines, page
 from detection.truths import Read
 from detection.verdicts import Row, Said, judge, totals
-
 from gradcanary.demo.processes import Collector, new_secret
 from gradcanary.demo.story import Receiver
+from support import warm
 
 AT_ONCE = 2
 GATHERED_S = 15.0

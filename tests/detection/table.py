@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import warm
-from detection.truth import collapsed, meets_condition, read_gradients
 
+from detection.truth import collapsed, meets_condition, read_gradients
 from gradcanary.demo.processes import Collector, new_secret
 from gradcanary.demo.story import Receiver
 from gradcanary.demo.training import Fault
 from gradcanary.demo.verdict import COLLAPSED
+from support import warm
 
 WIDTH = 64
 MAX_DELAY = 30

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from detection.truth import collapsed
 
 STEADY = 0.95

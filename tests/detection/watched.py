@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from detection.cases import CASES
-from detection.job import run
 
 import gradcanary
+from detection.cases import CASES
+from detection.job import run
 
 
 def main() -> None:

@@ -4,18 +4,16 @@
 """
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 # Before CUDA is initialized: cuBLAS is deterministic with it only.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 import pytest
 import torch
-from kinds import DEVICE
-from recorded import Recorded, recording
+
+from support.agent.gpu_steps import DEVICE
+from support.agent.recorded import Recorded, recording
 
 NO_GPU = (
     f"torch {torch.__version__} sees no CUDA device. These tests need a machine with an NVIDIA GPU and its driver, and "

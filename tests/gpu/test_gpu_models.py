@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from kinds import DEVICE, Accumulated, Plain, norms_of, watching
-from recorded import Recorded
-from scripted import until
-from test_gpu_steps import waits
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.profiler import ProfilerActivity, profile
+
+from support.agent.gpu_steps import DEVICE, Accumulated, Plain, norms_of, waits, watching
+from support.agent.recorded import Recorded
+from support.agent.scripted import until
 
 STEPS = 12
 FLOAT32 = 1e-5

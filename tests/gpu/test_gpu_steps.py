@@ -1,47 +1,19 @@
 """Whole watched steps on a GPU: nobody waits, the numbers are those of float64, the weights the same to the bit."""
 
-import warnings
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
-from kinds import DEVICE, KINDS, LowPrecision, Plain, Scaled, norms_of, watching
-from recorded import Recorded
-from scripted import until
+
+from support.agent.gpu_steps import DEVICE, KINDS, LowPrecision, Plain, Scaled, debug, norms_of, waits, watching
+from support.agent.recorded import Recorded
+from support.agent.scripted import until
 
 STEPS = 12
 FLOAT32 = 1e-5
 LONG = 104
 """Two turns of the weights that stand still, and the time before something is foreseen, are fifty steps each."""
-
-
-def debug(mode: str) -> None:
-    if DEVICE.type == "cuda":
-        with warnings.catch_warnings():
-            # Said by the first call of a process, whatever the mode.
-            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
-            torch.cuda.set_sync_debug_mode(mode)
-
-
-def waits(kind: type[Plain], collector: Recorded, steps: int, mode: str, *, is_watched: bool) -> int:
-    """Return how often torch waited for the device in steps after the first two, which prepare.
-
-    In mode "error" what would wait raises, also in our hooks, where it is caught and counted.
-    """
-    trained = kind()
-    with watching(trained, collector, is_watched=is_watched) as watch, warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for step in range(steps):
-            if step == 2:
-                told.clear()
-                debug(mode)
-            trained.accumulate()
-            trained.finish()
-        debug("default")
-    if watch is not None:
-        assert watch._session.guard.caught == watch._session._queue.dropped == 0, watch._session.guard.facts
-    return sum("synchronizing CUDA operation" in str(each.message) for each in told)
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from kinds import DEVICE, Capturable, LowPrecision, Plain, norms_of, watching
-from recorded import Recorded
-from scripted import until
 from torch import Tensor, nn
 
 import gradcanary
 from gradcanary.export import device_copy
 from gradcanary.stats import weights
+from support.agent.gpu_steps import DEVICE, Capturable, LowPrecision, Plain, norms_of, watching
+from support.agent.recorded import Recorded
+from support.agent.scripted import until
 
 BUSY_CYCLES = 2_000_000_000
 """Of ``torch.cuda._sleep``: about a second, in which the host gets ahead: by a few steps, because it waits

@@ -14,7 +14,7 @@ COLLAPSED = {f"blocks.{block}.lora_A.weight" for block in (3, 4, 5)}
 
 FAULT_STEP = 200
 TRUE_STEP = 207
-"""From here on the three layers are collapsed, in float64 readings without gradcanary (tests/demo)."""
+"""From here on the three layers are collapsed, in float64 readings without gradcanary (test_demo.py)."""
 
 MAX_STEPS_TO_DETECT = 30
 MAX_SECONDS_TO_WEBHOOK = 15.0

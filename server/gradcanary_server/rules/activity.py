@@ -172,7 +172,7 @@ def _observe_measured_steps(activity: Activity, columns: Ints, steps: Ints, has_
         longest_idle             2
         idle, idle_since         1, the last step
 
-    The property tests of tests/rules/test_detectors.py hold it against :func:`observe_step`.
+    The property tests of tests/unit/server/rules/test_activity.py hold it against :func:`observe_step`.
     """
     count, rows = len(steps), np.arange(len(steps))[:, None]
     pending = activity.idle[columns].astype(np.int64)

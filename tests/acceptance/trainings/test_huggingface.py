@@ -1,0 +1,210 @@
+"""Hugging Face's training loops, the real ones, on tiny models: the Trainer, Accelerate, PEFT, diffusers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import gradcanary
+from support.agent.micro_gradients import (
+    COUNTS,
+    CUT_SHORT,
+    EXACT,
+    K,
+    MicroGradients,
+    assert_clipped_windows,
+    assert_handed,
+    assert_sent,
+    clip_factors,
+    imported,
+    one_thread,
+    sums_of,
+)
+from support.agent.recorded import Recorded, recording
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+@pytest.fixture(scope="module")
+def loops() -> ModuleType:
+    return imported("huggingface_loops")
+
+
+@pytest.fixture
+def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+    assert "gradcanary" not in capsys.readouterr().err
+
+
+@pytest.mark.loop(
+    "Hugging Face Trainer",
+    late="short last windows, and the first one where `watch()` was given nothing",
+    caveat="loss, lr and total norm are those that it logs. The step is its own, also after "
+    "`resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes that name, under "
+    "`gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
+)
+@pytest.mark.parametrize("given", ["nothing", "model", "launcher"])
+def test_the_trainer(collector: Recorded, loops: ModuleType, tmp_path: Path, given: str) -> None:
+    trained = loops.train(given, collector, loops.llama(), tmp_path)
+    assert trained.left == loops.train("nobody", collector, loops.llama(), tmp_path).left
+    late = CUT_SHORT | ({0} if given != "model" else set())
+    assert_clipped_windows(collector, trained.micro, COUNTS, loops.MAX_NORM, late=late)
+    told = dict(enumerate(trained.history))
+    assert collector.metric("loss") == pytest.approx({step: said["loss"] for step, said in told.items()}, rel=EXACT)
+    assert collector.metric("lr0") == {step: said["learning_rate"] for step, said in told.items()}
+    for step, total in collector.metric("total_norm").items():
+        assert total == pytest.approx(told[step]["grad_norm"], rel=EXACT)
+    hello = collector.hellos[-1]
+    assert (hello["framework"], hello["first_step"], hello["step_source"]) == ("transformers", 0, "framework")
+    assert hello["optimizer"] == "AdamW"
+
+
+@pytest.mark.loop("Hugging Face Trainer")
+def test_a_trainer_that_resumes(collector: Recorded, loops: ModuleType, tmp_path: Path) -> None:
+    """SGD counts no steps; the Trainer does, and knows what its run is called."""
+    settings = {"optim": "sgd", "save_strategy": "steps", "save_steps": 3}
+    whole = loops.train("nobody", collector, loops.llama(), tmp_path, **settings)
+    model = loops.llama()
+    micro, trainer = MicroGradients(model), loops.trainer_of(model, tmp_path, run_name="tuned again", **settings)
+    with gradcanary.watch(url=collector.url) as watched:
+        trained = loops.trained_by(trainer, micro, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert watched.run == "tuned-again"
+    assert trained.left == whole.left
+    windows = micro.windows(COUNTS[3:])
+    factors = dict(enumerate(clip_factors(windows, loops.MAX_NORM), 3))
+    assert_sent(collector, windows, first=3, factors={step: factors[step] for step in (3, 5)})
+    assert collector.per_step("micro_steps") == COUNTS[3:]
+    hello = collector.hellos[-1]
+    assert (hello["first_step"], hello["step_source"], hello["optimizer"]) == (3, "framework", "SGD")
+
+
+@pytest.mark.loop(
+    "PEFT: LoRA",
+    late="as of the loop around it",
+    names="model's: `base_model.model.….q_proj.lora_A.default.weight`",
+    caveat="adapters only; each lora_A is exactly `zero` in the first step",
+)
+def test_lora_of_peft(collector: Recorded, loops: ModuleType, tmp_path: Path) -> None:
+    settings = {"max_grad_norm": 0.08, "learning_rate": 1e-2}
+    trained = loops.train("nothing", collector, loops.llama_with_lora(), tmp_path, **settings)
+    assert trained.left == loops.train("nobody", collector, loops.llama_with_lora(), tmp_path, **settings).left
+    assert_clipped_windows(collector, trained.micro, COUNTS, 0.08, late=CUT_SHORT | {0})
+    assert len(collector.names) == 8
+    assert collector.names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    states = collector.states()
+    assert states[0] == {name: "zero" if "lora_A" in name else "measured" for name in collector.names}
+    assert {state for step in range(1, 6) for state in states[step].values()} == {"measured"}
+    hello = collector.hellos[-1]
+    assert (hello["framework"], hello["step_source"]) == ("peft", "framework")
+
+
+@pytest.mark.loop(
+    "Accelerate: `accumulate`, `clip_grad_norm_`",
+    late="short last windows, and the first one where `watch()` was given nothing",
+    caveat="before or after `prepare()`. It divides the loss by K also in a short window, so gradients and loss are "
+    "smaller there. It counts no steps: the optimizer's state does, else they are `relative`",
+)
+@pytest.mark.parametrize(
+    ("given", "kind"), [("nothing", "AdamW"), ("before", "AdamW"), ("prepared", "AdamW"), ("before", "Overwriting")]
+)
+def test_accelerate(collector: Recorded, loops: ModuleType, given: str, kind: str) -> None:
+    words = {"kind": loops.Overwriting} if kind == "Overwriting" else {}
+    trained = loops.accelerate(given, collector, loops.net(), 0.53, **words)
+    assert trained.left == loops.accelerate("nobody", collector, loops.net(), 0.53, **words).left
+    late = CUT_SHORT | ({0} if given == "nothing" else set())
+    assert_clipped_windows(collector, trained.micro, COUNTS, 0.53, late=late)
+    assert collector.metric("loss") == pytest.approx(sums_of(trained.losses, COUNTS, K), rel=EXACT)
+    assert collector.metric("lr0") == pytest.approx({step: 1e-2 * 0.5**step for step in range(6)})
+    hello, source = collector.hellos[-1], "relative" if kind == "Overwriting" else "optimizer"
+    assert (hello["framework"], hello["first_step"], hello["step_source"]) == ("accelerate", 0, source)
+    assert hello["optimizer"] == kind
+
+
+@pytest.mark.loop(
+    'Accelerate: `mixed_precision="fp16"`',
+    late="short last windows, and the first one where `watch()` was given nothing",
+    caveat="values and loss are unscaled, overflows are skipped. Verified with a GradScaler of the CPU put in by "
+    "the test: there Accelerate itself trains in float32, and Lightning in bfloat16",
+)
+@pytest.mark.parametrize(("given", "exponent"), [("before", 20), ("prepared", 18), ("nothing", 18)])
+def test_accelerate_with_float16(collector: Recorded, loops: ModuleType, given: str, exponent: int) -> None:
+    """Some steps overflow, also the last one. Scalers of earlier trainings live on in the same process."""
+    trained, bare = (
+        loops.accelerate(each, collector, loops.net(), 0.53, scaler=loops.scaler(exponent))
+        for each in ("nobody", given)
+    )
+    assert trained.left == bare.left
+    windows, scales = trained.micro.windows(COUNTS), [trained.scales[first] for first in (0, 4, 8, 10, 14, 18)]
+    finite = [all(bool(each.isfinite().all()) for each in window.values()) for window in windows]
+    assert set(finite) == {True, False}
+    assert collector.steps() == list(range(6))
+    assert collector.per_step("micro_steps") == COUNTS
+    assert collector.per_step("skipped") == [int(not each) for each in finite]
+    late = CUT_SHORT | ({0} if given == "nothing" else set())
+    for step, (window, scale) in enumerate(zip(windows, scales, strict=True)):
+        norms = {name: float(each.norm()) / scale for name, each in window.items()}
+        if finite[step] and step not in late:
+            assert collector.stat("norm")[step] == pytest.approx(norms, rel=EXACT), step
+        found = set(collector.states()[step].values())
+        assert found == {"measured"} if finite[step] else found & {"nonfinite", "partial"}
+        assert ("partial" in found) == (not finite[step] and step in late), "there was no step to read it in"
+    assert collector.metric("scaler_scale") == dict(enumerate(scales))
+    assert collector.metric("loss") == pytest.approx(sums_of(trained.losses, COUNTS, K), rel=EXACT)
+
+
+@pytest.mark.loop(
+    "diffusers: LoRA on a UNet",
+    late="as of the loop around it",
+    names="model's: `down_blocks.0.….to_q.lora_A.default.weight`",
+    caveat="with gradient checkpointing, by Accelerate",
+)
+def test_lora_of_a_unet_of_diffusers(collector: Recorded, loops: ModuleType) -> None:
+    trained = loops.accelerate("before", collector, loops.unet_with_lora(), 0.066)
+    assert trained.left == loops.accelerate("nobody", collector, loops.unet_with_lora(), 0.066).left
+    assert_clipped_windows(collector, trained.micro, COUNTS, 0.066, late=CUT_SHORT)
+    assert collector.metric("loss") == pytest.approx(sums_of(trained.losses, COUNTS, K), rel=EXACT)
+    assert all(name.endswith((".lora_A.default.weight", ".lora_B.default.weight")) for name in collector.names)
+    assert collector.names[0] == "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.default.weight"
+    assert collector.hellos[-1]["framework"] == "diffusers"
+
+
+def test_float32_accumulators_in_accelerate(loops: ModuleType) -> None:
+    assert_handed(*loops.accelerate_in_bfloat16(), COUNTS[:3])
+
+
+def test_float32_accumulators_in_the_trainer(loops: ModuleType, tmp_path: Path) -> None:
+    model = loops.llama().to(torch.bfloat16)
+    micro, callback = MicroGradients(model), loops.Fp32Accumulators()
+    trainer = loops.trainer_of(model, tmp_path, max_grad_norm=1e9, weight_decay=0.0)
+    trainer.add_callback(callback)
+    trainer.train()
+    order = [id(each) for group in trainer.optimizer.param_groups for each in group["params"]]
+    names = sorted(micro.names, key=lambda name: order.index(id(model.get_parameter(name))))
+    assert names
+    assert_handed([[step[names.index(name)] for name in micro.names] for step in callback.handed], micro, COUNTS)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_accelerate_has_ddp_reduce_in_is_declared(collector: Recorded) -> None:
+    """Its own code puts the hook there; with several processes ``prepare()`` calls it."""
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+    DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16).register_comm_hook(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="hooked"):
+        for _ in range(2):
+            model(torch.randn(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {each[:2] for each in collector.accumulators().values()} == {("float16", "float32")}

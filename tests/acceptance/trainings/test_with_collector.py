@@ -1,0 +1,94 @@
+"""What the agent sends, as a real collector shows it: logged numbers, stats of weights, peak memory, an incident."""
+
+import threading
+
+import pytest
+import torch
+
+import gradcanary
+from gradcanary import wire
+from support.agent.scripted import Training, until
+from support.collectors import Collector
+
+
+def points(module_collector: Collector, run: str, name: str) -> dict[tuple[tuple[str, str], ...], dict[float, float]]:
+    """Return the values of a metric by tags and step; each is its own bucket."""
+    answer = module_collector.get(f"/api/v1/runs/{run}/metrics", name=name).json()
+    steps = wire.uncolumn("d", answer["steps"]["data"])
+    found = {}
+    for metric in answer["metrics"]:
+        low, mean, high = (wire.uncolumn("d", metric[end]["data"]) for end in ("min", "mean", "max"))
+        assert [*low] == pytest.approx([*high], nan_ok=True)
+        known = {step: value for step, value in zip(steps, mean, strict=True) if value == value}
+        found[tuple(sorted(metric["tags"].items()))] = known
+    return found
+
+
+def test_what_is_logged_with_tags_is_kept_per_tag_and_never_averaged(module_collector: Collector) -> None:
+    training = Training()
+    with gradcanary.watch(training.model, training.optimizer, url=module_collector.url, run="tags") as watch:
+        for step in range(4):
+            training.steps(1)
+            for rank in ("0", "1"):
+                watch.log(reward=torch.tensor(step + 10.0 * int(rank)), tags={"rank": rank, "set": "train"})
+            watch.log(reward=100.0 + step)
+            watch.log(loss=7.0, tags={"set": "validation"})
+    tagged = {rank: (("rank", rank), ("set", "train")) for rank in ("0", "1")}
+    assert points(module_collector, "tags", "reward") == {
+        tagged["0"]: {step: float(step) for step in range(4)},
+        tagged["1"]: {step: step + 10.0 for step in range(4)},
+        (): {step: 100.0 + step for step in range(4)},
+    }
+    losses = points(module_collector, "tags", "loss")
+    assert losses[(("set", "validation"),)] == dict.fromkeys(range(4), 7.0)
+    assert 7.0 not in losses[()].values()  # the one that was captured is another series
+
+
+def test_an_incident_calls_back(module_collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A threshold that all layers are under; the training goes on, and the callback hears of it once."""
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    heard: list[tuple[gradcanary.Alert, str]] = []
+    training = Training()
+    with gradcanary.watch(
+        training.model,
+        training.optimizer,
+        url=module_collector.url,
+        run="alert",
+        absmax_below=1e6,
+        on_alert=lambda alert: heard.append((alert, threading.current_thread().name)),
+    ) as watch:
+        training.steps(30)
+        until(lambda: heard)
+        training.steps(10)
+        assert [each.id for each in watch.incidents] == [heard[0][0].id]
+    ((alert, thread),) = heard
+    assert (alert.rule, alert.severity, alert.layers) == ("collapse", "critical", 4)
+    assert thread == "gradcanary-sender"
+    stored = module_collector.get(f"/api/v1/incidents/{alert.id}").json()
+    assert stored["run"] == "alert"
+    assert stored["summary"].startswith(alert.summary)  # by now it says how the run ended, too
+
+
+def test_stats_of_weights_and_peak_memory_are_shown(module_collector: Collector) -> None:
+    """The table holds what each layer had at its last turn, series and heatmap every turn."""
+    training, norms = Training(), []
+    with gradcanary.watch(training.model, training.optimizer, url=module_collector.url, run="weights"):
+        for _ in range(12):
+            training.steps(1)
+            norms.append(float(training.model[0].weight.detach().double().norm()))
+    layers = module_collector.get("/api/v1/runs/weights/layers").json()["layers"]
+    assert len(layers) == 4
+    assert all(0 < layer["update_ratio"] < 1 for layer in layers)
+    series = module_collector.get("/api/v1/runs/weights/series", stat="weight_norm", layer="0.weight").json()
+    (found,) = series["series"]
+    drawn = zip(wire.uncolumn("d", series["steps"]["data"]), wire.uncolumn("f", found["mean"]["data"]), strict=True)
+    known = {int(step): value for step, value in drawn if value == value}
+    assert 0 < len(known) < 12
+    assert known == pytest.approx({step: norms[step] for step in known}, rel=1e-6)
+    assert series["phases"] == []
+    heatmap = module_collector.get("/api/v1/runs/weights/heatmap", stat="update_ratio").json()
+    cells = wire.uncolumn("h", heatmap["cells"]["data"])
+    assert sum(cell != -32768 for cell in cells) == 2 * 12
+    peaks = points(module_collector, "weights", "peak_memory_bytes")[()]
+    assert sorted(peaks) == list(range(12))
+    assert all(peak > 10e6 for peak in peaks.values())

@@ -1,0 +1,138 @@
+"""What looks after a collector reads: /readyz, and /metrics as Prometheus understands them."""
+
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from anyio.to_thread import current_default_thread_limiter
+from fastapi.testclient import TestClient
+from prometheus_client.openmetrics import parser as openmetrics
+from sqlalchemy import text
+
+from gradcanary_server.app import create_app
+from gradcanary_server.ops import process as ops_process
+from gradcanary_server.settings import Settings
+from support.server.metrics import samples
+from support.streams import Session, Stream, collapsed, healthy
+
+
+@pytest.fixture(scope="module")
+def served(new_store_url):
+    app = create_app(Settings.from_env({}, data=Path("unused"), db=new_store_url()))
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client
+
+
+def send(client, run, rows, **hello):
+    session = Session("", run=run, client=client)
+    session.send(Stream(rows), **hello)
+    return session
+
+
+def test_healthz_is_answered_while_all_threads_wait(served):
+    threads = served.portal.call(current_default_thread_limiter)
+    many, threads.total_tokens = threads.total_tokens, 1
+    served.portal.call(threads.acquire_on_behalf_of, served)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(served.get, "/healthz")
+            try:
+                assert asked.result(30).json() == {"status": "ok"}
+            finally:
+                served.portal.call(threads.release_on_behalf_of, served)
+    finally:
+        threads.total_tokens = many
+
+
+def test_metrics_of_runs_and_rules(served):
+    before = samples(served)
+    assert before["gradcanary_database_up",] == 1
+    for loop in ("compactor", "dispatcher", "watchdog"):
+        assert before["gradcanary_loop_lag_seconds", loop] < 60
+    sick = send(served, "sick", collapsed(200, 8, (0, 2, 4), 120))
+    send(served, "well", healthy(10, 4))
+    done = send(served, "done", collapsed(200, 8, (3,), 120))
+    done.end()
+    found = samples(served)
+    assert found["gradcanary_run_state", "sick", "live"] == 1
+    assert found["gradcanary_run_step", "sick"] == 199
+    assert 0 <= found["gradcanary_run_step_age_seconds", "well"] < 300
+    assert found["gradcanary_firing_layers", "true", "collapse", "sick", "critical"] == 3
+    assert not [key for key in found if "well" in key and key[0] == "gradcanary_firing_layers"]
+    assert not [key for key in found if "done" in key], "a run that ended has no series"
+    assert [found["gradcanary_open_incidents", each] for each in ("information", "warning", "critical")] == [0, 0, 1]
+    assert found["gradcanary_runs",] == 3
+    assert found["gradcanary_store_bytes",] > 100_000
+    assert found["process_resident_memory_bytes",] > 1e6
+
+    def rise(*key):
+        return found[key] - before.get(key, 0)
+
+    assert rise("gradcanary_ingest_batches_total", "stored") == 9
+    assert rise("gradcanary_ingest_points_total") == 2 * 200 * (8 * 3 + 1) + 10 * (4 * 3 + 1)
+    assert rise("gradcanary_ingest_seconds_count") == 9
+    assert sick.post_batch(3, Stream(collapsed(200, 8, (0, 2, 4), 120)).batch(192, 200)).json()["status"] == "duplicate"
+    assert sick.post_batch(9, b"{}").status_code == 422
+    served.patch("/api/v1/runs/sick", json={"archived": True}).raise_for_status()
+    found = samples(served)
+    assert not [key for key in found if "sick" in key], "nor has one in the archive"
+    assert rise("gradcanary_ingest_batches_total", "duplicate") == 1
+    assert rise("gradcanary_ingest_batches_total", "refused") == 1
+
+
+def test_a_rule_that_recovered_is_at_zero_and_one_of_the_whole_run_at_one(served):
+    rows = healthy(400, 8)
+    rows[100:200, 2] = 1e-7
+    recovered = send(served, "recovered", rows)
+    fell = healthy(300, 8)
+    fell[150:] *= 1e-3
+    send(served, "fell", fell)
+    found = {key[2:]: value for key, value in samples(served).items() if key[0] == "gradcanary_firing_layers"}
+    assert found["collapse", "recovered", "critical"] == 0
+    assert {value for (rule, run, _), value in found.items() if (rule, run) == ("scale_drop", "fell")} == {1}
+    assert recovered.end().status_code == 200
+
+
+def test_metrics_are_openmetrics_for_who_asks_for_it(served):
+    asked = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    scraped = served.get("/metrics", headers=asked)
+    assert scraped.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    names = [family.name for family in openmetrics.text_string_to_metric_families(scraped.text)]
+    assert "gradcanary_ingest_batches" in names
+
+
+def test_ready_says_what_is_not(served):
+    answer = served.get("/readyz")
+    parts = ("database", "tables", *(loop.name for loop in served.app.state.services.loops))
+    assert {"dispatcher", "compactor", "watchdog"} <= {*parts}
+    working = dict.fromkeys(parts, "ok")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "checks": working})
+    with served.app.state.services.database.write() as connection:
+        [newest] = connection.scalars(text("SELECT version_num FROM alembic_version"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    served.app.state.services.watchdog.stop()
+    answer = served.get("/readyz")
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["status"]) == (503, "2", "not ready")
+    said = answer.json()["checks"]
+    assert said["tables"] == f"They are of revision 9999, this collector works with {newest}."
+    assert said["watchdog"].startswith("It does not run")
+    assert {key: said[key] for key in ("database", "dispatcher", "compactor")} == dict.fromkeys(
+        ("database", "dispatcher", "compactor"), "ok"
+    )
+    with served.app.state.services.database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :newest"), {"newest": newest})
+    served.app.state.services.watchdog.start()
+    assert served.get("/readyz").status_code == 200
+
+
+def test_a_collector_may_have_more_open_than_a_shell_gives_it(tmp_path):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    given = ["bash", "-c", 'ulimit -Sn 300; exec "$@"', "up", sys.executable, "-m", "gradcanary.cli", "up"]
+    with subprocess.Popen([*given, "--port", "0", "--data", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert any("listening on" in line for line in process.stdout)
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        process.terminate()
+    assert (soft, hard) == (min(most, ops_process.OPEN_FILES), most)

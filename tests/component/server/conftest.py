@@ -1,0 +1,16 @@
+"""Everything that needs a store is tested on both databases."""
+
+from support.dialects import dialect, empty_url, new_db, new_store_url
+from support.server.fixtures import archive, module_archive, new_store, receiver_factory, store
+
+__all__ = [
+    "archive",
+    "dialect",
+    "empty_url",
+    "module_archive",
+    "new_db",
+    "new_store",
+    "new_store_url",
+    "receiver_factory",
+    "store",
+]

@@ -1,0 +1,1 @@
+"""Trainings, and the collectors that record them."""

@@ -1,0 +1,1 @@
+"""Chromium, and what the tests do with its pages."""

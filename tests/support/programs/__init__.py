@@ -1,0 +1,1 @@
+"""Scripts that a test starts as a process of its own."""

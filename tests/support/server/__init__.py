@@ -1,0 +1,1 @@
+"""Stores, clocks, disks and faults."""

@@ -1,0 +1,217 @@
+"""The heatmap figure, from the API's cells."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis.arrays import NO_DATA, NONFINITE, ZERO, decode, encode
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.launches import Hole
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.components import figure_controls
+from gradcanary_dashboard.figures import axes, heatmap, palette
+from support.api_answers import column, heatmap_answer, layer
+
+SENTINELS = (NO_DATA, ZERO, NONFINITE)
+CELLS = arrays.arrays(
+    np.int16, st.tuples(st.integers(1, 6), st.integers(1, 8)), elements=st.integers(-32768, 32767).map(int)
+)
+
+
+ABSMAX = STATS["absmax"]
+
+
+def figure_of(
+    answer: dict[str, Any],
+    selected: int | None = None,
+    holes: Sequence[Hole] = (),
+    layers: Sequence[dict[str, Any]] = (),
+) -> axes.Figure:
+    span = axes.Span.of("run", View(), decode(answer["steps"]), 32)
+    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), layers)
+
+
+def colour_at(scale: palette.Scale, code: int) -> str:
+    """The colour that Plotly gives to a code that sits on a stop."""
+    place = (code - scale.no_data) / (scale.nonfinite - scale.no_data)
+    below = [colour for stop, colour in scale.colours() if float(stop) <= place + 1e-12]
+    return str(below[-1])
+
+
+@given(CELLS)
+def test_no_value_looks_like_a_cell_without_one(cells: np.ndarray) -> None:
+    scale, codes = heatmap.coded(cells, ABSMAX, 1e-4)
+    for sentinel, code in zip(SENTINELS, (scale.no_data, scale.zero, scale.nonfinite), strict=True):
+        assert ((codes == code) == (cells == sentinel)).all()
+    values = ~np.isin(cells, SENTINELS)
+    assert (codes[values] == np.clip(cells[values], -30_000, 30_000)).all()
+
+
+@given(CELLS, st.sampled_from(list(STATS)), st.floats(1e-8, 1e2))
+def test_the_scale_rises_from_no_data_to_non_finite(cells: np.ndarray, stat: str, enter: float) -> None:
+    scale, _ = heatmap.coded(cells, STATS[stat], enter)
+    stops = [float(stop) for stop, _ in scale.colours()]
+    assert stops[0] == 0
+    assert stops[-1] == 1
+    assert stops == sorted(stops)
+
+
+def test_white_is_the_threshold_and_nothing_else() -> None:
+    scale, _ = heatmap.coded(np.array([[-6200, -2000]], np.int16), ABSMAX, 1e-4)
+    assert colour_at(scale, -4000) == palette.WHITE
+    assert colour_at(scale, scale.zero) == palette.BLACK
+    assert colour_at(scale, scale.no_data) == palette.NO_DATA
+    assert colour_at(scale, scale.nonfinite) == palette.MAGENTA
+    assert [colour for _, colour in scale.colours()].count(palette.WHITE) == 1
+    assert scale.told == (-8000, -4000, 0), "where the colours end, also where values go on"
+    assert heatmap.coded(np.array([[-9500, 2500]], np.int16), ABSMAX, 1e-4)[0].told == scale.told
+
+
+def test_buckets_that_are_left_out_become_columns_without_data() -> None:
+    steps, cells = heatmap.regular(np.array([0.0, 32, 128]), np.array([[1, 2, 3]], np.int16), 32)
+    assert steps.tolist() == [0, 32, 64, 96, 128]
+    assert cells.tolist() == [[1, 2, NO_DATA, NO_DATA, 3]]
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.sampled_from([1, 10, 32]))
+def test_every_received_column_stays_at_its_step(buckets: set[int], bucket_steps: int) -> None:
+    received = np.array(sorted(buckets), np.float64) * bucket_steps
+    marks = np.arange(len(received), dtype=np.int16)[None, :]
+    steps, cells = heatmap.regular(received, marks, bucket_steps)
+    assert [cells[0, steps.tolist().index(step)] for step in received.tolist()] == marks[0].tolist()
+    assert (cells[0, ~np.isin(steps, received)] == NO_DATA).all()
+
+
+def test_the_transport_is_int16() -> None:
+    drawn = figure_of(heatmap_answer(rows=3, columns=5))
+    z = drawn["data"][0]["z"]
+    assert z["dtype"] == "i2"
+    assert z["shape"] == "3, 5"
+    assert drawn["data"][0]["colorscale"][0][1] == palette.NO_DATA
+
+
+def test_hostile_block_names_are_text() -> None:
+    drawn = figure_of(heatmap_answer(rows=1, columns=2, block="<a href=x>&b"))
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["&lt;a href=x&gt;&amp;b"]
+    json.dumps(drawn)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=150))
+def test_no_label_of_a_block_lies_on_another(sizes: list[int]) -> None:
+    answer = heatmap_answer(rows=sum(sizes), columns=2)
+    blocks = [f"h.{block}" for block, size in enumerate(sizes) for _ in range(size)]
+    for row, block in zip(answer["rows"], blocks, strict=True):
+        row["block"] = block
+    layout = figure_of(answer)["layout"]
+    places = layout["yaxis"]["tickvals"]
+    row_px = (layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]) / len(blocks)
+    assert places == sorted(places)
+    assert all((below - above) * row_px >= 14 for above, below in pairwise(places))
+    assert layout["yaxis"]["ticktext"] == [blocks[int(place)] for place in places]
+
+
+def test_of_blocks_too_close_to_each_other_the_largest_are_labelled() -> None:
+    answer = heatmap_answer(rows=76, columns=2)
+    blocks = ["wte", "wpe", *(f"h.{row // 6}" for row in range(72)), "ln_f", "lm_head"]
+    for row, block in zip(answer["rows"], blocks, strict=True):
+        row["block"] = block
+    labels = figure_of(answer)["layout"]["yaxis"]["ticktext"]
+    assert labels == ["wte", *(f"h.{block}" for block in range(12)), "ln_f"]
+
+
+def test_the_chosen_row_is_marked_beside_the_heatmap() -> None:
+    drawn = figure_of(heatmap_answer(rows=3, columns=2), selected=2)
+    assert [note["y"] for note in drawn["layout"]["annotations"] if note["text"] == "◀"] == [2]
+    assert not figure_of(heatmap_answer(rows=3, columns=2), selected=9)["layout"]["annotations"]
+
+
+def test_incident_marks_out_of_sight_are_left_out() -> None:
+    answer = heatmap_answer(rows=1, columns=4)
+    answer["marks"] = [
+        {"step": 40, "incident": 7, "kind": "fired"},
+        {"step": 90, "incident": 7, "kind": "resolved"},
+        {"step": 4000, "incident": 8, "kind": "fired"},
+    ]
+    layout = figure_of(answer)["layout"]
+    assert [shape["x0"] for shape in layout["shapes"] if shape["type"] == "line"] == [40, 90]
+    assert [note["text"] for note in layout["annotations"]] == ["#7"]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 4), (3, 0)])
+def test_a_run_without_measurements_says_so(rows: int, columns: int) -> None:
+    drawn = figure_of(heatmap_answer(rows=rows, columns=columns))
+    assert drawn["data"] == []
+    assert "Gradient absmax: no value" in drawn["layout"]["annotations"][0]["text"]
+
+
+DTYPES = st.sampled_from([np.float64, np.float32, np.int32, np.int16, np.uint8])
+SIDES = st.tuples(st.integers(0, 4), st.integers(0, 4))
+
+
+@given(arrays.arrays(DTYPES, SIDES, elements=st.integers(0, 99)))
+def test_columns_survive_both_ways(values: np.ndarray) -> None:
+    assert (decode(column(values)) == values).all()
+    assert encode(values)["shape"] == ", ".join(map(str, values.shape))
+    assert encode(values)["bdata"] == column(values)["data"]
+
+
+def test_a_row_of_several_layers_leads_to_the_worst_of_them() -> None:
+    """Its cells show the least of all: whoever clicks a red one must not see a healthy curve."""
+    answer = heatmap_answer(rows=2, columns=2)
+    answer["rows"][1] = {"layers": [1, 2, 3], "name": "blocks.1 … blocks.3 (3 layers)", "block": "blocks.0"}
+    listed = [layer(0), layer(1), layer(2, rules={"collapse": "firing"}), layer(3, absmax=1e-6)]
+    meta = figure_of(answer, selected=2, layers=listed)["layout"]["meta"]
+    assert meta["layers"] == ["blocks.0.0", "blocks.2.lora_A"]
+    assert meta["names"][1] == "blocks.2.lora_A and 2 other layers"
+    assert meta["numbers"] == [[0], [2, 1, 3]]
+    assert meta["chosen"] == 1
+
+
+def test_a_row_of_layers_that_came_after_the_table_leads_to_its_first() -> None:
+    answer = heatmap_answer(rows=2, columns=2)
+    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.1 … blocks.2 (2 layers)", "block": "blocks.0"}
+    meta = figure_of(answer, layers=[layer(0)])["layout"]["meta"]
+    assert meta["layers"] == ["blocks.0.0", "1"]
+    assert meta["names"][1].endswith("(2 layers)")
+
+
+def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:
+    cells = np.array([[-3000, -500, ZERO]], np.int16)
+    for stat, zero in (("norm", palette.BLACK), ("zero_fraction", palette.WHITE)):
+        scale, _ = heatmap.coded(cells, STATS[stat], 1e-4)
+        assert colour_at(scale, scale.zero) == zero
+        assert colour_at(scale, -3000) == palette.ABOVE[1][1]
+        assert colour_at(scale, -500) == palette.ABOVE[-1][1]
+
+
+def test_a_few_tiny_values_leave_the_others_their_colours() -> None:
+    scale, codes = heatmap.coded(np.array([[-30_000, -3000, -1000]], np.int16), STATS["norm"], 1e-4)
+    assert scale.told == (-9000, -1000)
+    assert codes.tolist() == [[-30_000, -3000, -1000]], "the pointer reads them as they are"
+    assert colour_at(scale, -30_000) == palette.ABOVE[1][1]
+    answer = {**heatmap_answer(rows=1, columns=3), "stat": "norm"}
+    for cells, low in (([-30_000, -3000, -1000], "≤ 1e-9"), ([-9000, -3000, -1000], "1e-9")):
+        answer["cells"] = column(np.array([cells]), "int16")
+        legend = figure_controls.legend(figure_of(answer), STATS["norm"])
+        assert legend[0].children[0].children == low
+
+
+def test_a_hole_is_drawn_over_its_steps_and_told_to_the_pointer() -> None:
+    drawn = figure_of(heatmap_answer(rows=2, columns=4), holes=[Hole(40, 44, ("never received",))])["layout"]
+    (band,) = [shape for shape in drawn["shapes"] if shape["type"] == "path"]
+    assert band["path"] == "M39.5,0 L39.5,1 L44.5,1 L44.5,0 Z"
+    assert drawn["meta"]["events"] == [{"from": 40, "to": 44, "text": "Steps 40 to 44: never received"}]
+
+
+def test_a_lone_step_is_as_wide_as_it_is() -> None:
+    drawn = figure_of({**heatmap_answer(rows=2, columns=1), "bucket_steps": 1})
+    assert drawn["data"][0]["dx"] == 1
+    assert drawn["layout"]["meta"]["width"] == 1

@@ -1,0 +1,328 @@
+"""What incidents are called, and why they may have come."""
+
+import itertools
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradcanary import remedies, wire
+from gradcanary_server.incidents import causes, text
+from gradcanary_server.incidents.lifecycle import TransitionContext, apply_transitions, close_incident
+from gradcanary_server.rules.signals import RULES, RUN_RULES
+from gradcanary_server.rules.types import SEVERITIES, LayerFacts, Transition
+from support.server.transitions import fired, resolved
+from support.streams import layer_names
+
+NAMES = layer_names(300)
+BLOCKS = tuple(f"blocks.{b}.{kind}.lora_{half}" for b in range(10) for kind in "qkv" for half in "AB")
+
+
+def case_of(*changes, names=NAMES):
+    [case] = apply_transitions(None, changes, TransitionContext(1, len(names), 0.0), 0.0)
+    return case
+
+
+def sentence(*changes, names=NAMES):
+    case = case_of(*changes, names=names)
+    return text.sentence(case.incident, case.members, dict(enumerate(names)))
+
+
+def headline(*changes, names=NAMES):
+    case = case_of(*changes, names=names)
+    return text.headline(case.incident, case.members)
+
+
+def lora_a(blocks):
+    return [
+        number for number, name in enumerate(BLOCKS) if name.endswith("lora_A") and int(name.split(".")[1]) in blocks
+    ]
+
+
+def test_a_fall_names_layers_values_and_when_it_began():
+    changes = [fired(number, step=12_359, since=12_340 + number % 3) for number in lora_a((7, 8, 9))]
+    said = sentence(*changes, names=BLOCKS)
+    assert said == "9 of 60 layers (lora_A in blocks.7-9) fell from 3e-3 to 6e-7 at step 12,340."
+    assert headline(*changes, names=BLOCKS) == "9 of 60 layers collapsed at step 12,340"
+
+
+def test_several_kinds_of_evidence_are_told_apart():
+    far = Transition(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
+    said = sentence(fired(0), far)
+    assert said == (
+        "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 3e-3 to 6e-7 at step 340; 1 more "
+        "(blocks.1.attn.lora_A.weight) lay at 1e-9, its siblings at 2e-4, when that was first seen at step 340."
+    )
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        ("threshold", "went under the threshold given for it"),
+        ("joined_late", "was already at 6e-7 when the run was joined"),
+    ],
+)
+def test_weaker_evidence_claims_no_fall(evidence, words):
+    assert words in sentence(fired(0, evidence=evidence))
+
+
+@pytest.mark.parametrize(
+    ("severity", "words"),
+    [
+        ("information", "and the loss came down with them"),
+        ("warning", "or the loss is not known"),
+        ("critical", "did not fall"),
+    ],
+)
+def test_a_scale_drop_says_what_the_loss_did(severity, words):
+    change = Transition(500, "scale_drop", None, "fired", severity, 480, 2.1)
+    assert words in sentence(change)
+    assert headline(change) == "all gradients fell together at step 480"
+
+
+def test_nonfinite_names_loss_and_gradients():
+    loss = fired(None, rule="nonfinite", evidence=None, since=500, step=500)
+    gradient = fired(7, rule="nonfinite", evidence=None, since=501, step=501)
+    assert sentence(loss) == "The loss became NaN or infinite at step 500."
+    assert sentence(loss, gradient) == (
+        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at step 500."
+    )
+    assert headline(gradient) == "the gradient of 1 of 300 layers became NaN or infinite at step 501"
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence", "value", "few", "words"),
+    [
+        ("explosion", None, 5.0, "exploded", "went up from 3e-3 to 5"),
+        ("vanished", "stopped", None, "without a gradient", "in nearly every step, and none since"),
+        ("vanished", "stopped", 0.0, "without a gradient", "in nearly every step, and exact zeros since"),
+        ("vanished", "sporadic", None, "without a gradient", "none for longer than ever before"),
+        ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
+        ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
+        ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of its gradient"),
+        ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
+        ("accumulator", "declared", None, "summed in low precision", "another dtype than the configuration asks for"),
+        ("frozen", "forecast", None, "with weights that stand still", "too coarse for its learning rate"),
+        ("frozen", "measured", 0.9, "with weights that stand still", "90% did not move in fifty steps or more"),
+        ("frozen", "stopped", 0.95, "with weights that stand still", "moved, and now 95% of its weights did not"),
+        ("fp16_underflow", "no_scaler", None, "go to zero", "without a GradScaler"),
+        ("fp16_underflow", "zeros", 0.5, "go to zero", "50% exact zeros"),
+        ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95% exact zeros"),
+        ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
+    ],
+)
+def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
+    change = fired(0, rule=rule, evidence=evidence, value=value)
+    said = sentence(change)
+    assert words in said
+    assert said.startswith("1 of 300 layers (blocks.0.attn.lora_A.weight) ")
+    assert said.endswith("step 340.") or "at step 340" in said or "since step 340" in said
+    assert few in headline(change)
+    assert headline(change).endswith("at step 340")
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence"), [(rule, each.evidence) for rule, tracks in RULES.items() for each in tracks]
+)
+def test_all_evidence_that_the_rules_give_has_its_words_and_its_cause(rule, evidence):
+    assert (rule, evidence) in text.WORDS
+    change = fired(0, rule=rule, evidence=evidence)
+    assert "{" not in sentence(change) + headline(change)
+    assert scene(change).code in remedies.CAUSES
+
+
+@pytest.mark.parametrize("rule", RUN_RULES)
+def test_every_rule_of_the_whole_run_has_its_words_and_its_cause(rule):
+    change = fired(None, rule=rule, evidence=None, severity=SEVERITIES[RUN_RULES[rule].severity])
+    assert "{" not in sentence(change) + headline(change)
+    assert scene(change).code in remedies.CAUSES
+
+
+PLURAL = re.compile(r"\b(are|were|have|their|them)\b")
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence"), [(rule, each.evidence) for rule, tracks in RULES.items() for each in tracks]
+)
+def test_words_agree_with_the_number_of_layers(rule, evidence):
+    one, two = (tuple(fired(number, rule=rule, evidence=evidence) for number in range(count)) for count in (1, 2))
+    said = sentence(*one) + headline(*one)
+    assert not PLURAL.search(said), said
+    both = sentence(*two) + headline(*two)
+    assert not re.search(r"\) (is|was|has)\b|\bits\b", both), both
+
+
+def test_the_end_is_told():
+    assert sentence(fired(0), fired(2), resolved(0)).endswith("1 of them has not recovered.")
+    assert sentence(fired(0), resolved(0, step=900)).endswith("Recovered at step 900.")
+    case = case_of(fired(0))
+    ended = close_incident(case.incident, 1000, 1.0, "run_finished")
+    assert text.sentence(ended, case.members, {}).endswith("The run ended at step 1,000 without a recovery.")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (3.1e-3, "3e-3"),
+        (9.6e-4, "1e-3"),
+        (0.0512, "0.051"),
+        (120.0, "120"),
+        (2.5e5, "2.5e5"),
+        (1.5e-3, "1.5e-3"),
+        (1.5e-7, "1.5e-7"),
+        (-1.5e-3, "-1.5e-3"),
+        (0.0, "exactly 0"),
+        (None, "an unknown value"),
+    ],
+)
+def test_numbers_are_written_as_people_write_them(value, words):
+    assert text.format_number(value) == words
+
+
+@given(st.floats(1e-30, 1e30))
+def test_numbers_are_within_5_percent_of_the_value(value):
+    assert float(text.format_number(value)) == pytest.approx(value, rel=0.0501)
+
+
+def test_sentences_name_no_number_of_the_default_rules():
+    """``rare_factor`` is set in rules.yaml, and an agent that samples each 100th step counts 100 steps, not fifty."""
+    words = [part for each in text.WORDS.values() for part in each]
+    words += [cause.text for cause in remedies.CAUSES.values()]
+    assert [each for each in words if "ten times" in each or re.search(r"in fifty steps(?! or more)", each)] == []
+
+
+def test_loss_of_a_sum_is_the_measured_one():
+    """The table of agent/README.md, "512, alike"."""
+    assert "512 alike ones 25 %" in remedies.CAUSES["low_precision_sum"].text
+
+
+@pytest.mark.parametrize("framework", [None, *remedies.FRAMEWORKS])
+def test_fix_changes_no_training(framework):
+    """Code to copy shows what is set, or repairs the cause; it trains no other model by another method."""
+    for code in remedies.CAUSES:
+        fix = remedies.fix(code, framework).code or ""
+        assert "loraplus" not in fix
+        assert "--train_text_encoder" not in fix
+
+
+def test_printed_groups_need_no_weight_decay():
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1, "params": [1, 2]}])
+    exec(remedies.fix("parameter_group", "pytorch").code, {"optimizer": optimizer})
+
+
+def scene(*changes, names=BLOCKS, groups=lambda number: number % 2, near=(), facts=(), dtype="float32"):
+    case = case_of(*changes, names=names)
+    layers = {n: LayerFacts(n, name, (8, 8), dtype, "Linear", groups(n)) for n, name in enumerate(names)}
+    return causes.likely_cause(causes.CauseContext(case.incident, case.members, layers, near, facts))
+
+
+def test_one_half_of_lora_pairs_points_to_the_other():
+    cause = scene(*[fired(number) for number in lora_a((3, 4, 5))])
+    assert cause.code == "lora_partner"
+    assert cause.evidence == ("all 9 are lora_A; none of their 9 lora_B partners collapsed",)
+
+
+def test_whole_blocks_and_whole_groups_are_seen():
+    blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
+    assert scene(*[fired(number) for number in blocks]).code == "whole_blocks"
+    plain = tuple(f"net.{number}.weight" for number in range(20))
+    cause = scene(*[fired(number) for number in range(5)], names=plain, groups=lambda number: int(number < 5))
+    assert cause.code == "parameter_group"
+    assert scene(fired(0), fired(7), names=plain).code == "unknown_fall"
+
+
+def test_what_came_before_comes_first():
+    near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
+    cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
+    assert (cause.code, cause.incidents) == ("after_nonfinite", (30,))
+    assert cause.evidence == ("incident 30 (nonfinite) opened at step 330",)
+
+
+def test_known_facts_are_evidence():
+    about = wire.Fact("x", "this one has no scaler", (BLOCKS[0],))
+    other = wire.Fact("x", "about another layer", (BLOCKS[1],))
+    assert scene(fired(0), facts=(about, other)).evidence[-1] == "this one has no scaler"
+
+
+def test_nonfinite_says_what_was_first():
+    loss, gradient = fired(None, rule="nonfinite", since=500), fired(3, rule="nonfinite", since=490)
+    assert scene(loss).code == "nonfinite_loss"
+    assert scene(loss, gradient).code == "nonfinite_gradient"
+    assert scene(gradient, dtype="float16").code == "fp16_overflow"
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence", "severity", "near", "code"),
+    [
+        ("collapse", "fall", "critical", "explosion", "after_explosion"),
+        ("collapse", "fall", "critical", "vanished", "after_vanished"),
+        ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
+        ("explosion", None, "warning", None, "exploding"),
+        ("explosion", None, "critical", None, "diverging"),
+        ("vanished", "stopped", "critical", None, "cut_off"),
+        ("vanished", "sporadic", "warning", None, "idle_for_long"),
+        ("vanished", "never", "warning", None, "never_any_gradient"),
+        ("vanished", "by_script", "information", None, "frozen_by_script"),
+        ("unused", None, "warning", None, "never_used"),
+        ("accumulation_loss", None, "critical", None, "lossy_sum"),
+        ("accumulator", "low_precision_sum", "information", None, "low_precision_sum"),
+        ("accumulator", "declared", "information", None, "other_dtype"),
+        ("frozen", "forecast", "warning", None, "coarse_weights"),
+        ("frozen", "stopped", "critical", None, "stopped_weights"),
+        ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
+        ("clip_before_unscale", None, "warning", None, "scaled_clip"),
+    ],
+)
+def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
+    neighbours = () if near is None else (causes.NearbyIncident(30, near, "critical", 330),)
+    assert scene(fired(0, rule=rule, evidence=evidence, severity=severity), near=neighbours).code == code
+
+
+def test_how_gradients_are_summed_explains_no_fall_of_them():
+    near = (
+        causes.NearbyIncident(30, "accumulator", "information", 0),
+        causes.NearbyIncident(31, "nonfinite", "critical", 330),
+    )
+    fell = scene(fired(0), near=near)
+    assert fell.incidents == (31,)
+    assert not [line for line in fell.evidence if "accumulator" in line]
+    assert scene(fired(0, rule="accumulation_loss", evidence=None), near=near).incidents == (30, 31)
+
+
+def test_blocks_that_lose_their_gradient_together_are_seen():
+    blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
+    lost = [fired(number, rule="vanished", evidence="stopped") for number in blocks]
+    assert scene(*lost).code == "cut_off_blocks"
+    assert scene(*lost).evidence == ("every layer of 2 of 10 blocks lost its gradient, and no other",)
+    everything = [fired(number, rule="vanished", evidence="stopped") for number in range(len(BLOCKS))]
+    assert scene(*everything).code == "no_gradient_at_all"
+
+
+@pytest.mark.parametrize(("cause", "framework"), list(itertools.product(remedies.CAUSES, remedies.FRAMEWORKS)))
+def test_every_cause_has_a_fix_in_the_words_of_every_framework(cause, framework):
+    fix = remedies.fix(cause, framework)
+    assert fix.framework == framework
+    assert fix.text
+    assert fix.code
+
+
+def test_a_lost_gradient_may_be_that_of_a_module_which_was_replaced():
+    for code in ("cut_off", "cut_off_blocks", "never_used"):
+        assert "replaced after the optimizer was made" in remedies.CAUSES[code].text
+
+
+def test_nothing_blames_a_bf16_accumulation():
+    texts = [cause.text for cause in remedies.CAUSES.values()]
+    texts += [remedies.fix(cause, framework).text for cause in remedies.CAUSES for framework in remedies.FRAMEWORKS]
+    assert not [text for text in texts if "accumulat" in text and ("bf16" in text or "bfloat16" in text)]
+    assert not [text for text in texts if "6e-8" in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [("peft 0.18", "peft"), ("pytorch-lightning", "lightning"), (None, "pytorch"), ("jax", "pytorch")],
+)
+def test_frameworks_are_known_by_their_other_names(name, whose):
+    assert remedies.framework(name) == whose

@@ -1,0 +1,190 @@
+"""Collapse by siblings, by lateness and by a threshold; what clipping, skipping and partial samples may feed."""
+
+import numpy as np
+import pytest
+
+from gradcanary_server.rules.config import Collapse, LayerRule, Rules
+from gradcanary_server.rules.types import Jump
+from support.traces import ACCUMULATED, NONFINITE, PARTIAL, POST_CLIP, Trace, fired, healthy, launch, run
+
+
+def small(rows: int = 300, layers=(2, 4), size: float = 1e-6) -> np.ndarray:
+    absmax = healthy(rows)
+    absmax[:, layers] = healthy(rows, len(layers), seed=9, size=size)
+    return absmax
+
+
+def test_far_under_siblings_from_the_start_is_a_warning():
+    _, changes = run(Trace(small()))
+    found = fired(changes)
+    assert set(found) == {2, 4}
+    assert {(c.evidence, c.severity, c.step) for c in found.values()} == {("siblings", "warning", 19)}
+    assert all(c.siblings > 1e-3 for c in found.values())
+
+
+def test_a_warning_becomes_critical_with_an_own_fall():
+    absmax = healthy(600)
+    absmax[:, 2] = healthy(600, 1, size=5e-5)[:, 0] * 0.4  # under siblings by 2.4 decades, above nothing
+    absmax[300:, 2] *= 1e-3
+    _, changes = run(Trace(absmax))
+    assert [(c.layer, c.severity, c.evidence) for c in changes] == [
+        (2, "warning", "siblings"),
+        (2, "critical", "fall"),
+    ]
+
+
+def test_three_siblings_are_too_few():
+    absmax = small(layers=(2,))[:, :6]
+    assert run(Trace(absmax), launch(launch().layers[:6]))[1] == ()
+
+
+def test_attach_to_a_running_job_informs_once():
+    absmax = healthy(400, size=1e-6)
+    state, changes = run(Trace(absmax, first=12_000), launch(first_step=12_000, late=True))
+    assert {(c.layer, c.severity, c.evidence) for c in changes} == {
+        (n, "information", "joined_late") for n in range(16)
+    }
+    assert state.below_threshold_count() == 0
+    assert run(Trace(absmax, first=12_000), launch(first_step=12_000))[1] == ()
+
+
+def test_late_information_is_given_on_coarse_samples_and_not_for_later_ones():
+    absmax = healthy(60, size=1e-6)
+    assert len(run(Trace(absmax, every=100), launch(late=True))[1]) == 16
+    later = np.concatenate([healthy(60), healthy(300, size=1e-6)])
+    rows = run(Trace(later), launch(late=True))[1]
+    assert [c for c in rows if c.evidence == "joined_late"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "rules"),
+    [
+        ({"absmax_below": 1e-3}, None),
+        ({"norm_below": 3e-3}, None),
+        ({}, Rules(collapse=Collapse(norm_below=3e-3))),
+        ({"norm_below": 1e-9}, Rules(layers=(LayerRule("2.lora_B", Collapse(norm_below=3e-3)),))),
+    ],
+)
+def test_explicit_thresholds_are_taken_at_their_word(given, rules):
+    absmax = healthy(200, size=1e-1)
+    absmax[:, 5] = 5e-4  # neither low nor fallen; norm 1.5e-3
+    absmax[100:, 5] = 1e-1
+    _, changes = run(Trace(absmax), launch(**given), rules)
+    found = fired(changes)
+    assert set(found) == {5}
+    assert (found[5].evidence, found[5].severity, found[5].step) == ("threshold", "critical", 19)
+    assert changes[-1].kind == "resolved"
+
+
+def test_a_threshold_for_some_layers_needs_no_evidence_and_no_grace():
+    rule = LayerRule("lora_A", Collapse(enter=1e-2, exit=3e-2, evidence=("threshold",)))
+    _, changes = run(Trace(healthy(40)), rules=Rules(layers=(rule,)))
+    assert set(fired(changes)) == set(range(0, 16, 2))
+    assert {c.evidence for c in changes} == {"threshold"}
+
+
+def test_a_layer_that_is_switched_off_ignores_the_launch_threshold():
+    rule = LayerRule("lora_A", Collapse(enabled=False))
+    _, changes = run(Trace(healthy(40)), launch(absmax_below=1.0), Rules(layers=(rule,)))
+    assert set(fired(changes)) == set(range(1, 16, 2))
+
+
+@pytest.mark.parametrize(("phase", "count"), [(ACCUMULATED, 1), (POST_CLIP, 0)])
+def test_clipped_samples_feed_no_fall(phase, count):
+    absmax = healthy(400)
+    absmax[200:, 4] *= 1e-3
+    state, changes = run(Trace(absmax, phase=phase))
+    assert len(changes) == count
+    assert (state.verdict(4).baseline is None) == (phase == POST_CLIP)
+
+
+def test_partial_samples_feed_nothing():
+    absmax = healthy(300)
+    absmax[200:, 4] *= 1e-4
+    partial = {(row, 4): PARTIAL for row in range(200, 300)}
+    state, changes = run(Trace(absmax, extra_state=partial), launch(absmax_below=1e-4))
+    assert changes == ()
+    assert state.verdict(4).rules == {}
+
+
+def test_skipped_windows_feed_only_nonfinite():
+    absmax = healthy(300)
+    absmax[200:, 4] *= 1e-4
+    skipped = np.where(np.arange(300) >= 200, 2, 0)
+    assert run(Trace(absmax, skipped=skipped), launch(absmax_below=1e-4))[1] == ()
+    absmax[250, 4] = np.nan
+    _, changes = run(Trace(absmax, skipped=skipped))
+    assert [(c.rule, c.layer, c.step) for c in changes] == [("nonfinite", 4, 250)]
+
+
+def test_nonfinite_gradient_fires_at_once_and_recovers():
+    absmax = healthy(300)
+    absmax[20, 3] = np.nan
+    _, changes = run(Trace(absmax))
+    assert [(c.rule, c.kind, c.layer, c.step, c.severity, c.value is None) for c in changes] == [
+        ("nonfinite", "fired", 3, 20, "critical", True),
+        ("nonfinite", "resolved", 3, 120, "critical", False),
+    ]
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_nonfinite_loss_fires_in_its_own_step_sampled_or_not(loss):
+    losses = np.ones(300)
+    losses[57] = loss
+    _, changes = run(Trace(healthy(30), every=10, loss=losses))
+    assert [(c.rule, c.kind, c.layer, c.step) for c in changes] == [
+        ("nonfinite", "fired", None, 57),
+        ("nonfinite", "resolved", None, 157),
+    ]
+
+
+@pytest.mark.parametrize(("row", "who", "steps"), [(19, 1, []), (20, 1, [69]), (1, 2, [50])])
+def test_a_scaler_may_skip_19_in_a_row_a_loop_none(row, who, steps):
+    absmax, skipped = healthy(100), np.zeros(100)
+    absmax[50 : 50 + row, 7] = np.nan
+    skipped[50 : 50 + row] = who
+    losses = np.ones(100)
+    losses[50 : 50 + row] = np.nan
+    _, changes = run(Trace(absmax, skipped=skipped, loss=losses), cuts=(60,))
+    began = [c for c in changes if c.kind == "fired"]
+    assert [c.step for c in began] == [step for step in steps for _ in range(2)]
+    assert {c.layer for c in began} == ({None, 7} if steps else set())
+    assert NONFINITE
+
+
+@pytest.mark.parametrize(("jumped", "is_told"), [(299, True), (200, True), (199, False), (301, False)])
+@pytest.mark.parametrize(("before", "after"), [(1e-3, 5e-6), (1e-3, 4e-3), (1e-3, 0.0)])
+def test_a_learning_rate_that_jumped_shortly_before_is_told(before, after, jumped, is_told):
+    absmax, rates = healthy(400), np.full((400, 2), 1e-4)
+    absmax[300:, 2] *= 1e-3
+    rates[:jumped, 1], rates[jumped:, 1] = before, after
+    (change,) = run(Trace(absmax, lr=rates))[1]
+    expected = (Jump(1, jumped, float(np.float32(before)), float(np.float32(after))),)
+    assert change.jumps == (expected if is_told else ())
+
+
+@pytest.mark.parametrize(
+    "rates", [np.linspace(1e-3, 0, 400), 1e-5 * np.minimum(np.arange(400), 50), np.full(400, np.nan)]
+)
+def test_a_schedule_is_no_jump(rates):
+    absmax = healthy(400)
+    absmax[300:, 2] *= 1e-3
+    (change,) = run(Trace(absmax, lr=rates[:, None]))[1]
+    assert change.jumps == ()
+
+
+@pytest.mark.parametrize("back", [301, 305])
+def test_a_rate_that_jumped_there_and_back_is_told_as_it_jumped_there(back):
+    absmax, rates = healthy(400), np.full((400, 1), 1e-4)
+    absmax[301:, 2] *= 1e-3
+    rates[300:back] = 0.1
+    (change,) = run(Trace(absmax, lr=rates))[1]
+    assert [(jump.step, jump.after > jump.before) for jump in change.jumps] == [(300, True)]
+
+
+def test_a_rate_that_jumped_a_sample_before_is_told_however_few_are_sampled():
+    absmax, rates = healthy(200), np.full((200, 1), 1e-4)
+    absmax[150:, 2] *= 1e-3
+    rates[149:] = 1e-2
+    (change,) = run(Trace(absmax, lr=rates, every=1000))[1]
+    assert [jump.step for jump in change.jumps] == [149_000]

@@ -1,0 +1,167 @@
+"""What low precision does: measured of a few layers in turns, or known from dtypes and from what the agent said."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradcanary import wire
+from gradcanary_server.rules.config import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, Rules
+from gradcanary_server.rules.precision import predicted_loss
+from support.traces import Trace, fired, healthy, launch, lora, run
+
+STEPS = 400
+BFLOAT16 = (wire.Accumulator((0, 2), None, "bfloat16", None),)
+HALF = (wire.Accumulator((5,), None, "float32", "float16"),)
+
+
+def measured(stat, at, layer=5, steps=STEPS):
+    """A stat that one layer has at some steps: ``at`` gives values by step."""
+    values = np.full((steps, 16), np.nan)
+    for step, value in at.items():
+        values[step, layer] = value
+    return {stat: values}
+
+
+def told(changes):
+    return [(c.rule, c.layer, c.kind, c.step, c.severity, c.evidence) for c in changes]
+
+
+@pytest.mark.parametrize(("stat", "bad", "good"), [("accumulation_error", 0.22, 0.004), ("norm_ratio", 0.78, 0.996)])
+def test_one_lossy_sum_is_critical_and_five_exact_ones_resolve(stat, bad, good):
+    values = measured("accumulation_error", dict.fromkeys(range(100, 351, 50), 0.004))
+    values |= measured(stat, {100: bad} | dict.fromkeys(range(150, 351, 50), good))
+    _, changes = run(Trace(healthy(STEPS), values=values))
+    assert told(changes) == [
+        ("accumulation_loss", 5, "fired", 100, "critical", None),
+        ("accumulation_loss", 5, "resolved", 350, "critical", None),
+    ]
+    assert changes[0].value == pytest.approx(values["accumulation_error"][100, 5])
+
+
+def test_a_loss_of_four_percent_is_quiet():
+    assert run(Trace(healthy(STEPS), values=measured("accumulation_error", {100: 0.04})))[1] == ()
+
+
+def frozen(at, lr=None, rules=None):
+    lr = None if lr is None else lr[:, None]
+    return run(Trace(healthy(STEPS), lr=lr, values=measured("frozen_fraction", at)), rules=rules)[1]
+
+
+def test_weights_that_never_moved_warn():
+    assert told(frozen({100: 0.92})) == [("frozen", 5, "fired", 100, "warning", "measured")]
+    assert frozen({100: 0.4}) == ()
+    assert frozen({20: 0.92}) == ()  # in grace
+
+
+def test_a_layer_that_moved_and_stopped_is_critical():
+    assert told(frozen({100: 0.3, 200: 0.95})) == [("frozen", 5, "fired", 200, "critical", "stopped")]
+    assert [change.severity for change in frozen({100: 0.3, 200: 0.85})] == ["warning"]
+
+
+def test_weights_may_stand_still_when_the_learning_rate_is_over():
+    lr = np.full(STEPS, 1e-3)
+    lr[150:] = 9e-5
+    assert frozen({100: 0.3, 200: 0.95}, lr) == ()
+    lr[150:] = 1.1e-4
+    assert frozen({100: 0.3, 200: 0.95}, lr) != ()
+    assert frozen({100: 0.95}, np.full(STEPS, np.nan)) == ()
+
+
+def underflow(values, records=HALF):
+    at = dict(enumerate(values, start=100))
+    stats = measured("zero_fraction", at) | measured("frozen_fraction", dict.fromkeys(at, 0.1), layer=7)
+    return run(Trace(healthy(STEPS), accumulators=records, values=stats))[1]
+
+
+def test_zeros_that_grow_in_float16_warn_after_five_observations():
+    found = [change for change in underflow([0.1] * 5 + [0.5] * 5) if change.rule == "fp16_underflow"]
+    assert told(found) == [("fp16_underflow", 5, "fired", 109, "warning", "zeros")]
+    assert told(underflow([0.1] * 5 + [0.95] * 5))[-1] == ("fp16_underflow", 5, "fired", 109, "critical", "all_zeros")
+
+
+def test_zeros_that_were_always_there_or_are_not_of_float16_are_quiet():
+    assert "fp16_underflow" not in {change.rule for change in underflow([0.9] * 20 + [0.99] * 20)}
+    assert underflow([0.1] * 5 + [0.95] * 20, ()) == ()
+
+
+def test_parameters_in_float16_have_gradients_born_there():
+    layers = tuple(replace(each, param_dtype="float16") for each in lora())
+    values = measured("zero_fraction", dict(enumerate([0.1] * 5 + [0.5] * 5, start=100)))
+    assert fired(run(Trace(healthy(STEPS), values=values), launch(layers))[1], "fp16_underflow").keys() == {5}
+
+
+@pytest.mark.parametrize(("micro_steps", "severity"), [(8, "information"), (63, "information"), (64, "warning")])
+def test_a_sum_in_bfloat16_is_told_once_by_what_it_is_predicted_to_lose(micro_steps, severity):
+    trace = Trace(healthy(STEPS), accumulators=BFLOAT16, micro_steps=np.full(STEPS, micro_steps, np.int16))
+    state, changes = run(trace, cuts=(100, 200))
+    assert told(changes) == [("accumulator", layer, "fired", 0, severity, "low_precision_sum") for layer in (0, 2)]
+    again = replace(trace, first=0)
+    assert run(again, launch(number=2), state=state)[1] == ()
+
+
+def test_one_gradient_is_no_sum_and_a_larger_sum_is_worse():
+    micro_steps = np.repeat([1, 8, 512, 8], 100).astype(np.int16)
+    _, changes = run(Trace(healthy(STEPS), accumulators=BFLOAT16, micro_steps=micro_steps))
+    assert [(c.step, c.severity) for c in changes if c.layer == 0] == [(100, "information"), (200, "warning")]
+
+
+def test_sums_that_become_float32_resolve():
+    state, _ = run(Trace(healthy(100), accumulators=BFLOAT16))
+    better = (wire.Accumulator((0, 2), None, "float32", "float32"),)
+    _, changes = run(Trace(healthy(100), first=100, accumulators=better), state=state)
+    assert [(change.layer, change.kind, change.step) for change in changes] == [
+        (0, "resolved", 100),
+        (2, "resolved", 100),
+    ]
+
+
+def test_another_dtype_than_declared_and_keys_that_do_nothing_are_information():
+    records = (wire.Accumulator((3,), "float32", "bfloat16", None),)
+    facts = (wire.Fact("dead_config_key", "", (lora()[7].name,)),)
+    one = Trace(healthy(60), accumulators=records, micro_steps=np.ones(60, np.int16))
+    found = told(run(one, launch(facts=facts))[1])
+    assert found == [("accumulator", layer, "fired", 0, "information", "declared") for layer in (3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("code", "rule", "evidence"),
+    [
+        ("bf16_weights_lr", "frozen", "forecast"),
+        ("bf16_moments", "frozen", "forecast"),
+        ("fp16_without_scaler", "fp16_underflow", "no_scaler"),
+        ("clip_before_unscale", "clip_before_unscale", None),
+    ],
+)
+def test_what_an_agent_said_warns_from_the_next_step_on(code, rule, evidence):
+    state, _ = run(Trace(healthy(100)))
+    of = launch(facts=(wire.Fact(code, "", (lora()[7].name,)), wire.Fact("sharded", "", ())))
+    _, changes = run(Trace(healthy(100), first=100), of, state=state)
+    assert told(changes) == [(rule, 7, "fired", 100, "warning", evidence)]
+
+
+def test_a_finding_without_layers_is_about_all():
+    _, changes = run(Trace(healthy(2)), launch(facts=(wire.Fact("fp16_without_scaler", "", ()),)))
+    assert len(fired(changes, "fp16_underflow")) == 16
+
+
+def test_rules_that_are_off_say_nothing():
+    off = {"enabled": False}
+    rules = Rules(
+        accumulator=Accumulator(**off),
+        frozen=Frozen(**off),
+        fp16_underflow=Fp16Underflow(**off),
+        clip_before_unscale=ClipBeforeUnscale(**off),
+    )
+    codes = ("bf16_weights_lr", "fp16_without_scaler", "dead_config_key", "clip_before_unscale")
+    facts = tuple(wire.Fact(code, "", ()) for code in codes)
+    trace = Trace(healthy(STEPS), accumulators=BFLOAT16, values=measured("frozen_fraction", {100: 0.95}))
+    assert run(trace, launch(facts=facts), rules)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("micro_steps", "share"), [(1, 0), (8, 0.004), (64, 0.01), (512, 0.22), (2048, 0.78), (9999, 0.78)]
+)
+def test_predicted_losses_are_those_of_the_table(micro_steps, share):
+    assert predicted_loss(micro_steps) == pytest.approx(share, abs=1e-6)
+    assert predicted_loss(micro_steps + 1) >= predicted_loss(micro_steps)

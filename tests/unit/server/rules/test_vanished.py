@@ -1,0 +1,178 @@
+"""Layers without a gradient: missed only where they nearly always had one, and never as two faults."""
+
+import numpy as np
+import pytest
+
+from gradcanary_server.rules.config import Collapse, Rules, Unused, Vanished
+from support.traces import POST_CLIP, Trace, fired, healthy, launch, run
+
+NO_GRADIENT, NOT_TRAINABLE = -1, -2
+
+
+def without(start, end=None, layer=6, value=NO_GRADIENT, steps=400):
+    absmax = healthy(steps)
+    absmax[start:end, layer] = value
+    return absmax
+
+
+def told(changes):
+    return [(c.rule, c.layer, c.kind, c.step, c.severity, c.evidence) for c in changes]
+
+
+def test_a_layer_that_always_had_a_gradient_is_missed_after_twenty_steps():
+    _, changes = run(Trace(without(200, 260)))
+    assert told(changes) == [
+        ("vanished", 6, "fired", 219, "critical", "stopped"),
+        ("vanished", 6, "resolved", 359, "critical", None),
+    ]
+    assert changes[0].since_step == 200
+    assert 3e-3 < changes[0].baseline < 8e-3
+
+
+@pytest.mark.parametrize("end", [219, 201])
+def test_up_to_nineteen_steps_without_one_are_quiet(end):
+    assert run(Trace(without(200, end)))[1] == ()
+
+
+@pytest.mark.parametrize("every", [10, 100])
+def test_five_observations_where_few_steps_are_sampled(every):
+    _, changes = run(Trace(without(80, steps=120), every=every))
+    assert [change.step for change in changes] == [84 * every]
+
+
+def test_fewer_than_fifty_observations_tell_nothing():
+    assert run(Trace(without(49)))[1] == ()
+    assert set(fired(run(Trace(without(50)))[1], "vanished")) == {6}
+
+
+def test_a_layer_that_the_script_froze_is_a_line_of_information():
+    _, changes = run(Trace(without(200, value=NOT_TRAINABLE)))
+    assert told(changes) == [("vanished", 6, "fired", 219, "information", "by_script")]
+
+
+def test_unfreezing_begins_a_new_span():
+    absmax = without(200, 300, value=NOT_TRAINABLE)
+    absmax[300:319, 6] = NO_GRADIENT
+    assert {change.severity for change in run(Trace(absmax))[1]} == {"information"}
+
+
+def test_a_layer_that_is_idle_more_often_warns_after_ten_times_its_longest_span():
+    absmax = healthy(900)
+    absmax[:300][np.arange(300) % 5 >= 3, 6] = NO_GRADIENT  # two of five, and 298 and 299 begin the last span
+    absmax[298:400, 6] = NO_GRADIENT
+    absmax[400:500, 8] = NO_GRADIENT
+    _, changes = run(Trace(absmax))
+    found = fired(changes, "vanished")
+    assert (found[6].step, found[6].severity, found[6].evidence) == (317, "warning", "sporadic")
+    assert (found[8].step, found[8].severity) == (419, "critical")
+
+
+@pytest.mark.parametrize("value", [0, NO_GRADIENT])
+@pytest.mark.parametrize("every", [1, 10])
+def test_idle_experts_and_dead_batches_are_quiet(value, every):
+    absmax = healthy(1_500)
+    idle = np.random.default_rng(1).random((1_500, 4)) < 0.4
+    absmax[:, 4:8][idle] = value
+    assert run(Trace(absmax, every=every))[1] == ()
+
+
+def test_an_expert_with_long_idle_spans_is_quiet():
+    absmax = healthy(3_000)
+    absmax[np.arange(3_000) % 120 >= 30, 6] = NO_GRADIENT
+    assert run(Trace(absmax))[1] == ()
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_layer_at_exactly_zero_is_one_incident_of_collapse(every):
+    _, changes = run(Trace(without(200, value=0), every=every))
+    assert {(change.rule, change.layer) for change in changes} == {("collapse", 6)}
+
+
+def test_zeros_that_collapse_does_not_look_at_are_missed():
+    rules = Rules(collapse=Collapse(enabled=False))
+    _, changes = run(Trace(without(200, value=0)), rules=rules)
+    assert told(changes) == [("vanished", 6, "fired", 219, "critical", "stopped")]
+    assert run(Trace(without(200, value=0), every=10), rules=rules)[1] == ()  # other steps may have been not zero
+
+
+def test_who_is_missed_does_not_collapse_as_well():
+    rules = Rules(collapse=Collapse(fire_after_steps=60))
+    assert set(fired(run(Trace(without(200, value=0)), rules=rules)[1], "collapse")) == set()
+
+
+def test_zeros_of_all_layers_are_a_scale_drop_alone():
+    absmax = healthy(400)
+    absmax[200:] = 0
+    assert {change.rule for change in run(Trace(absmax))[1]} == {"scale_drop"}
+
+
+def test_clipping_hides_no_missing_gradient():
+    _, changes = run(Trace(without(200), phase=POST_CLIP))
+    assert set(fired(changes, "vanished")) == {6}
+
+
+def test_a_new_launch_may_train_other_layers():
+    before, _ = run(Trace(healthy(200)))
+    absmax = healthy(40)
+    absmax[:, 6] = NO_GRADIENT
+    assert run(Trace(absmax, first=200), launch(number=2, first_step=200), state=before)[1] == ()
+
+
+def test_never_used_is_said_once():
+    absmax = healthy(400)
+    absmax[:300, 6], absmax[:, 8] = NO_GRADIENT, NOT_TRAINABLE
+    absmax[0, ::2] = 0  # the start of a LoRA
+    absmax[0, 8] = NOT_TRAINABLE
+    _, changes = run(Trace(absmax))
+    assert told(changes)[:1] == [("unused", 6, "fired", 49, "warning", None)]
+    assert [change.kind for change in changes] == ["fired", "resolved"]
+
+
+def test_without_a_gradient_at_the_steps_sampled_takes_fifty_of_them_and_zeros_tell_nothing():
+    absmax = healthy(60)
+    absmax[:, 6], absmax[:, 8] = NO_GRADIENT, 0
+    assert [(c.rule, c.layer, c.step) for c in run(Trace(absmax, every=10))[1]] == [("unused", 6, 490)]
+
+
+def begun(changes):
+    return {(each[0], *each[3:]) for each in told(changes) if each[2] == "fired"}
+
+
+@pytest.mark.parametrize("value", [0, NO_GRADIENT])
+@pytest.mark.parametrize("loss", [None, np.full(120, 2.0)])
+def test_no_layer_that_ever_had_one_is_one_warning_of_all(value, loss):
+    absmax = np.full((120, 16), float(value))
+    absmax[:, 8], absmax[100:] = NOT_TRAINABLE, healthy(20)
+    _, changes = run(Trace(absmax, loss=loss))
+    assert begun(changes) == {("vanished", 49, "warning", "never")}
+    assert set(fired(changes, "vanished")) == set(range(16)) - {8}
+    assert run(Trace(np.full((49, 16), float(value)), loss=loss))[1] == ()
+
+
+def test_batches_without_a_loss_have_no_gradient_to_miss():
+    """Rewards that nobody has got yet: then these layers are unused, on the page."""
+    loss = np.zeros(120)
+    loss[70:] = 0.1
+    assert {each[0] for each in begun(run(Trace(np.zeros((120, 16)), loss=loss))[1])} == {"unused"}
+
+
+def test_rules_that_are_off_say_nothing():
+    rules = Rules(vanished=Vanished(enabled=False), unused=Unused(enabled=False))
+    absmax = without(200)
+    absmax[:, 8] = NO_GRADIENT
+    assert run(Trace(absmax), rules=rules)[1] == ()
+    nothing = np.zeros((120, 16))
+    assert run(Trace(nothing), rules=rules)[1] == ()
+    assert {each[0] for each in begun(run(Trace(nothing), rules=Rules(vanished=Vanished(enabled=False)))[1])} == {
+        "unused"
+    }
+
+
+def test_layers_that_stay_without_a_gradient_where_others_begin_are_unused_and_no_longer_the_whole_model():
+    absmax = healthy(400)
+    absmax[:60] = NO_GRADIENT
+    absmax[:, [2, 6]] = NO_GRADIENT
+    state, changes = run(Trace(absmax))
+    assert {change.layer for change in changes if change.evidence == "never"} == set(range(absmax.shape[1]))
+    assert [layer for layer in range(absmax.shape[1]) if "vanished" in state.verdict(layer).rules] == []
+    assert [layer for layer in range(absmax.shape[1]) if "unused" in state.verdict(layer).rules] == [2, 6]
