@@ -68,7 +68,7 @@ def has_arrived(collector: Recorded, step: int) -> bool:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_named_and_counted(collector: Recorded, bad: float) -> None:
+def test_nonfinite_values_are_named_and_counted(collector: Recorded, bad: float) -> None:
     """Exactly, once the sender has seen the first and asked for it."""
     trained, counts = Plain(), dict[int, dict[str, float]]()
     with watching(trained, collector, is_watched=True):
@@ -91,7 +91,7 @@ def test_what_is_not_finite_is_named_and_counted(collector: Recorded, bad: float
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="events of a stream")
-def test_what_samples_take_on_the_gpu_counts_in_the_share(collector: Recorded) -> None:
+def test_gpu_time_of_samples_counts_in_the_share(collector: Recorded) -> None:
     """Behind kernels of 50 ms: nothing is waited for, and what a sample took is known once it has completed."""
     trained = Plain()
     with watching(trained, collector, is_watched=True) as watch:

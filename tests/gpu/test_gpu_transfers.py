@@ -52,7 +52,9 @@ def test_values_wait_in_pinned_memory_and_the_training_does_not(collector: Recor
     assert watch._session._queue.dropped == 0
 
 
-def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_over_the_memory_limit_are_dropped_and_counted(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_copy, "BYTES_PER_STEP", 0)
     monkeypatch.setattr(device_copy, "BYTES_PER_LAYER", 1)
     trained = Plain()

@@ -176,7 +176,7 @@ def test_any_of_very_many_metrics_is_found_by_a_part_of_its_name(
     expect(cards).to_have_count(10)
 
 
-def test_where_metrics_are_few_nobody_is_asked_which(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_few_metrics_have_no_picker(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, RUN)
     expect(page.get_by_role("combobox", name="Axis of metrics")).to_be_visible()
     expect(page.locator("#metrics")).to_be_hidden()

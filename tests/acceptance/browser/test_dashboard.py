@@ -389,9 +389,7 @@ def test_the_page_says_when_its_own_server_is_gone(
 
 
 @pytest.mark.parametrize(("path", "times"), [("/", ".run time"), (f"/runs/{RUN}", ".tiles time")])
-def test_how_long_ago_something_was_has_its_exact_time(
-    shared: Any, open_page: Callable[..., Page], path: str, times: str
-) -> None:
+def test_relative_times_show_the_exact_time(shared: Any, open_page: Callable[..., Page], path: str, times: str) -> None:
     when = open_page(shared.url + path).locator(times).first
     expect(when).to_have_text(re.compile(r"^(just now|\d+ (s|min|h|days) ago)$"))
     told = str(when.get_attribute("title"))
@@ -399,7 +397,7 @@ def test_how_long_ago_something_was_has_its_exact_time(
     assert told == when.get_attribute("datetime")
 
 
-def test_what_is_open_beside_a_run_that_goes_on_stays_open(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_open_dialogs_stay_open_during_a_refresh(shared: Any, open_page: Callable[..., Page]) -> None:
     stream = scenes.quiet(steps=120, blocks=2)
     session = Session(shared.url, run="summed-up")
     session.put_hello(stream.hello()).raise_for_status()

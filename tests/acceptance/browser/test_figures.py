@@ -93,7 +93,7 @@ def lines(page: Page, key: str) -> list[str]:
     )
 
 
-def test_one_crosshair_goes_through_every_figure(logged: Any, open_page: Callable[..., Page]) -> None:
+def test_crosshair_goes_through_every_figure(logged: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, logged.url, RUN)
     score = key_of(page, "clip_score")
     await_panel(page, score)
@@ -314,7 +314,7 @@ def test_a_finger_points_in_all_figures_on_a_phone(logged: Any, phone: Page) -> 
         assert (len(line), len(set(line))) == (5, 1), f"K wraps at {width} pixels"
 
 
-def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_shown_figures_can_be_exported(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, "lora-collapse?from=300&to=340&rows=lora_A&x=time")
     with page.expect_download() as taken:
         page.locator("#csv").click()

@@ -87,9 +87,7 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     api.close()
 
 
-def test_where_no_page_is_one_says_so_and_leads_on(
-    shared: Any, open_page: Callable[..., Page], complaints: list[str]
-) -> None:
+def test_unknown_page_says_so_and_links_on(shared: Any, open_page: Callable[..., Page], complaints: list[str]) -> None:
     page = open_page(shared.url, theme="dark")
     expect(names(page).first).to_be_visible()
     page.on("response", lambda answer: answers.append(answer))
@@ -120,7 +118,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_what_is_typed_does_not_follow_to_the_next_page(path: str, shared: Any, open_page: Callable[..., Page]) -> None:
+def test_typed_text_is_not_kept_on_the_next_page(path: str, shared: Any, open_page: Callable[..., Page]) -> None:
     if path == "an incident":
         [found] = shared.get("/api/v1/incidents", run=RUN, rule="collapse").json()["incidents"]
         path, field = f"/incidents/{found['id']}", FIELDS[path]
@@ -235,7 +233,7 @@ def test_a_redrawn_list_gives_the_focus_back_to_the_same_link(
         expect(link).to_be_focused()
 
 
-def test_who_asks_for_calm_or_colours_of_his_own_gets_them(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_reduced_motion_and_forced_colours_are_respected(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
     icon = page.locator(".state .icon").first
     icon.evaluate("(one) => one.parentElement.classList.add('state-live')")  # some time ago it was

@@ -52,7 +52,7 @@ def test_a_healthy_layer_has_no_incident_and_all_stats_have_their_place(
     expect(page.locator("#layer-incidents")).to_have_text("No incident so far.")
 
 
-def test_what_is_not_there_says_so(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_missing_layers_and_runs_say_so(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{shared.url}/runs/{RUN}/layers/no.such/layer?from=3")
     expect(page.locator("h1")).to_have_text("No such run")
     page.goto(f"{shared.url}/runs/{RUN}/layers/no.such.layer")
@@ -70,7 +70,7 @@ def test_what_is_not_there_says_so(shared: Any, open_page: Callable[..., Page]) 
         ({}, "accumulated, post_clip"),  # no clip was looked for
     ],
 )
-def test_where_nothing_clips_no_value_is_of_after_a_clip(
+def test_no_clip_marks_without_clipping(
     shared: Any, open_page: Callable[..., Page], metrics: dict[str, float], phases: str
 ) -> None:
     run = f"clips-{'-'.join(map(str, metrics.values()))}"

@@ -122,7 +122,7 @@ def test_fingers_go_along_a_figure_and_scroll_past_it(shared: Any, phone: Page) 
 
 
 @pytest.mark.parametrize("path", ADDRESSES.values(), ids=ADDRESSES)
-def test_what_one_taps_has_room_for_a_thumb(shared: Any, phone: Page, path: str) -> None:
+def test_touch_targets_are_large_enough(shared: Any, phone: Page, path: str) -> None:
     phone.goto(shared.url + path)
     await_figures(phone)
     assert too_small_for_fingers(phone) == []

@@ -52,7 +52,7 @@ def ack(page: Page) -> None:
     assert page.get_by_label("Your name").count() == 0
 
 
-def test_at_a_mistyped_address_a_reader_is_told_that_there_is_no_page(guarded: Guarded) -> None:
+def test_mistyped_address_is_not_found_for_a_reader(guarded: Guarded) -> None:
     headers = {"authorization": f"Bearer {guarded.token()['secret']}", "accept": "text/html"}
     with httpx.Client(base_url=guarded.url, headers=headers, trust_env=False) as reader:
         answers = {path: reader.get(path) for path in ("/runs", "/rnus/lora", "/settings/nothing", "/api/v1/nothing")}

@@ -219,7 +219,7 @@ def test_a_drag_past_an_end_shows_no_step_that_was_not_in_sight(
     assert (query(page)["from"], query(page)["to"]) == steps
 
 
-def test_whoever_uses_keys_stays_in_place_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:
+def test_keyboard_zoom_stays_in_place_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:
     session = scenes.send(shared.url, "growing-run", scenes.quiet(steps=160, blocks=4))
     page = open_run(open_page, shared.url, "growing-run")
     growing = scenes.quiet(steps=280, blocks=4)

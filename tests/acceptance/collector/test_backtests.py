@@ -182,7 +182,7 @@ def lines_from(app):
     return [json.loads(line) for line in app.post("/api/v1/rules/trials", json={}).text.splitlines()]
 
 
-def test_of_a_store_without_runs_nothing_is_counted(app):
+def test_backtest_of_a_store_without_runs(app):
     none = {"incidents": 0, "messages": 0, "entries": []}
     assert lines_from(app)[-1:] == [
         {"kind": "result", "runs": 0, "played": 0, "totals": {"in_force": none}, "outcomes": []}
@@ -246,7 +246,7 @@ def played(source, rules):
     return backtest_worker.play(source, {"in_force": rules})
 
 
-def test_of_a_long_run_the_beginning_is_played(monkeypatch):
+def test_backtest_plays_the_beginning_of_a_long_run(monkeypatch):
     whole = played(source(600, 8), Rules())
     assert (whole.samples, whole.is_whole, whole.counts["in_force"].messages) == (600, True, 1)
     monkeypatch.setattr(backtest_worker, "MAX_POINTS", 8 * 100)

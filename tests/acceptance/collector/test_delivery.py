@@ -120,9 +120,7 @@ def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["answered", "under_way"])
-def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(
-    collector_factory, receiver_factory, tmp_path, is_known
-):
+def test_deleted_run_sends_its_resolution_and_is_not_shown(collector_factory, receiver_factory, tmp_path, is_known):
     """Though the collector is killed there and then, and another run takes the name.
 
     What was under way may have arrived, and nobody knows that: its end is told all the same.

@@ -114,7 +114,7 @@ def test_an_endpoint_is_made_tried_changed_and_removed(ask, receiver_factory):
     assert ask("POST", "/endpoints", url=moved.url).status_code == 201, "its address is free again"
 
 
-def test_what_was_told_is_in_the_log_and_can_be_sent_again(team, collapse, ask, typed, capsys, receiver_factory):
+def test_deliveries_are_listed_and_can_be_sent_again(team, collapse, ask, typed, capsys, receiver_factory):
     receiver, deaf = receiver_factory(), receiver_factory(*[status(500)] * 9)
     made = ask("POST", "/endpoints", url=receiver.url, name="pager").json()
     unheard = ask("POST", "/endpoints", url=deaf.url).json()
@@ -183,7 +183,7 @@ def log(ask, mine):
         ({}, None, ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_an_endpoint_is_refused(ask, body, field, words):
+def test_invalid_endpoints_are_refused(ask, body, field, words):
     answer = ask("POST", "/endpoints", **body)
     assert answer.status_code in (400, 422)
     error = answer.json()["error"]
@@ -192,7 +192,7 @@ def test_what_cannot_be_an_endpoint_is_refused(ask, body, field, words):
     assert field is None or error["field"] == field
 
 
-def test_what_is_not_there_or_cannot_be_is_said(ask, receiver_factory):
+def test_missing_and_invalid_endpoints_are_reported(ask, receiver_factory):
     made = ask("POST", "/endpoints", url=receiver_factory().url, secret=SECRET).json()
     assert made["secret"] == SECRET
     mine = f"/endpoints/{made['id']}"

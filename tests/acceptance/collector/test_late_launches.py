@@ -140,7 +140,7 @@ def test_a_run_ends_with_its_newest_launch_whatever_was_synced(runs, told, modul
     assert (incident["state"], incident["resolution"]) == ("resolved", "run_finished")
 
 
-def test_what_came_before_the_newer_launch_measured_anything_is_folded_before_it(runs, told):
+def test_late_launch_before_the_first_measurement_is_folded_first(runs, told):
     old, new = runs()
     second = streams.Stream(streams.collapsed(400, 6, [0, 1], 200), first_step=100)
     begin(new, second, [], launch="L2", started=AFTER)
@@ -152,7 +152,7 @@ def test_what_came_before_the_newer_launch_measured_anything_is_folded_before_it
     assert states(run) == [("old", "silent"), ("new", "live")]
 
 
-def test_what_a_newer_launch_says_of_layers_metrics_and_framework_stays(runs, told):
+def test_late_launch_does_not_change_layers_metrics_and_framework(runs, told):
     old, new = runs()
     second = streams.Stream(streams.healthy(10, 2), names=("a", "b"), loss=np.full(10, 2.0), first_step=5)
     begin(new, second, second.batches(), launch="L2", started=AFTER, framework="peft")
@@ -297,7 +297,7 @@ def seen(store, points):
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories(), st.sampled_from([3, 50, 1000]), st.booleans())
-def test_when_the_batches_of_launches_arrive_does_not_show(store, small_tiles, story, points, compacts):
+def test_arrival_order_of_launches_does_not_show(store, small_tiles, story, points, compacts):
     in_order, mixed = story
     send(store, in_order, compacts=False)
     expected = seen(store, points)

@@ -241,7 +241,7 @@ def test_an_unknown_run_is_404_and_says_so(session, path):
 
 
 @pytest.mark.parametrize("name", ["a%00b", "%F0%9F%90%A4", "a" * 5000])
-def test_what_is_no_name_of_a_run_is_unknown_too(session, name):
+def test_invalid_run_names_are_unknown(session, name):
     for path in (f"runs/{name}", f"incidents?run={name}"):
         answer = httpx.get(f"{session.url}/api/v1/{path}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_run")
@@ -301,7 +301,7 @@ def test_gaps_say_who_knew(session, read):
     assert decode(read("/heatmap")["cells"])[0, 10:20].tolist() == [-32768] * 10
 
 
-def test_what_an_agent_thinned_is_one_gap_up_to_where_it_is_fine_again(session, read):
+def test_thinned_steps_are_one_gap(session, read):
     stream = streams.Stream(streams.healthy(100, 2))
     session.put_hello(stream.hello()).raise_for_status()
     whole = stream.batch(0, 10), stream.batch(60, 70), stream.batch(71, 80)
@@ -347,7 +347,7 @@ def test_csv_holds_every_sample_and_no_formula(session):
     assert np.float32(rows[1][2]) == absmax[0, 0]
 
 
-def test_of_metrics_with_many_tags_those_that_are_named_are_answered(session, read):
+def test_named_tags_of_a_metric_are_answered(session, read):
     batch = streams.Stream(streams.healthy(4, 1), np.ones(4)).batch(0, 4)
     hosts = [
         wire.Metric("load", (("host", f"n{host}"), ("gpu", "0")), (0,), wire.column("d", [host])) for host in range(120)

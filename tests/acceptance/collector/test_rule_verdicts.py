@@ -91,7 +91,7 @@ def told_twice(tmp_path_factory, new_db):
         ("suspect", {}, 1, None),
     ],
 )
-def test_what_the_rules_say(told_twice, name, rules, low, worst):
+def test_rule_verdicts_of_runs(told_twice, name, rules, low, worst):
     health, layers, incidents = told_twice[0][name]
     assert (health["firing"], health["below_threshold"], health["worst"]) == (rules, low, worst)
     assert len(incidents) == len(rules)

@@ -93,7 +93,7 @@ def test_a_csv_file_is_judged_as_the_run_that_it_was_exported_from(trained, test
         (PICKY, ("none.csv",), "none.csv cannot be read"),
     ],
 )
-def test_what_cannot_be_tried_says_why(trained, test_rules, rules, arguments, says):
+def test_test_rules_reports_why_it_cannot_run(trained, test_rules, rules, arguments, says):
     where = () if "--url" in arguments or not arguments or "--run" not in arguments else ("--url", trained.url)
     status, said, error = test_rules(rules, *arguments, *where)
     assert (status, said) == (2, [])

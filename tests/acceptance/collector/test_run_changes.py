@@ -199,7 +199,7 @@ def test_a_silence_of_a_run_goes_with_its_name(module_collector, change):
         ({"step": 1}, "step"),
     ],
 )
-def test_what_a_run_cannot_have_is_refused(module_collector, change, wish, field):
+def test_invalid_run_changes_are_refused(module_collector, change, wish, field):
     Session(module_collector.url, run="plain").send(Stream(healthy(1, 2)))
     assert refused(change("plain", **wish), 422, "invalid", field)
     assert refused(change("nobody", note="x"), 404, "unknown_run", "run")

@@ -154,7 +154,7 @@ def test_facts_of_all_hellos_are_kept_once(session, stream, module_collector):
     assert [each["code"] for each in detail(session, module_collector)["facts"]] == [fact.code, other.code]
 
 
-def test_what_other_ranks_saw_is_kept_and_not_drawn(session, stream, module_collector):
+def test_data_of_other_ranks_is_kept_and_not_drawn(session, stream, module_collector):
     session.send(stream, world_size=2)
     other = streams.Session(session.url, session.run, "session-2")
     other.send(streams.Stream(streams.healthy(20, 4, level=7.0)), world_size=2, rank=1)

@@ -143,7 +143,7 @@ def test_reminders_until_acked_then_resolved_reopened_and_the_end_of_the_run(sta
     assert story.kinds().count("resolved") == 2
 
 
-def test_what_is_silenced_is_told_once_when_that_is_over(stage):
+def test_silenced_incident_is_sent_once_after_the_silence(stage):
     collector, _ = stage
     absmax = rows((AT, (), 1), (30, FALLEN, 1e-3), (200, (), 1))
     story, unheard = Story(stage, "quiet-1", absmax), Story(stage, "quiet-2", absmax)

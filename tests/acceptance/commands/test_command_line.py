@@ -59,14 +59,14 @@ def test_a_host_that_is_not_ours_is_refused(capsys, tmp_path, host):
 
 
 @pytest.mark.parametrize("words", [("--host", "0.0.0.0"), ("--auth",)])
-def test_nobody_listens_for_others_without_asking_for_tokens(capsys, tmp_path, monkeypatch, words):
+def test_up_refuses_other_machines_without_tokens(capsys, tmp_path, monkeypatch, words):
     monkeypatch.setenv("GRADCANARY_AUTH", "off")
     said = refused(capsys, "up", *words, "--port", "0", "--data", str(tmp_path))
     assert "GRADCANARY_AUTH=off cannot be" in said
     assert "listen on 127.0.0.1" in said
 
 
-def test_who_starts_for_others_is_told_how_tokens_are_made_in_its_store(tmp_path):
+def test_up_for_other_machines_shows_how_to_make_tokens(tmp_path):
     def said(db, url):
         lines = "\n".join(sign_in_hint(Settings(data=tmp_path, db=db, public_url=url, auth=True), {}))
         return lines, "GRADCANARY_PUBLIC_URL=https://NAME:8803" in lines

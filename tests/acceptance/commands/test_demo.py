@@ -43,7 +43,7 @@ def test_the_fault_is_real_without_the_agent() -> None:
     assert loss < 0.7 * first_loss
 
 
-def test_its_twin_is_healthy_without_the_agent() -> None:
+def test_healthy_twin_of_the_demo_without_the_agent() -> None:
     _, absmax, _ = read_gradients(STEPS)
     assert collapsed(absmax) == {}
     assert (absmax[60:] > 1e-3).all()

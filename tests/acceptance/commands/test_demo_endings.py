@@ -115,7 +115,7 @@ def test_data_that_cannot_be_used_ends_it_with_a_reason(start, tmp_path: Path) -
     assert demo.process.wait(PATIENCE_S) == 1
 
 
-def test_one_that_is_killed_takes_all_along_and_kept_data_gives_the_next_demo_new_names(start, tmp_path: Path) -> None:
+def test_killed_demo_leaves_no_process_and_kept_data_gives_new_names(start, tmp_path: Path) -> None:
     killed = start("--port", "0", "--data", str(tmp_path))
     killed.wait_for("/runs/lora-wrong-schedule\n")
     wait_until_known(killed, "lora-wrong-schedule")
@@ -141,7 +141,7 @@ def test_without_its_collector_it_ends_and_says_so(start) -> None:
     assert demo.children() == []
 
 
-def test_it_plays_into_a_collector_that_runs_and_ends_without_it(start, collector) -> None:
+def test_demo_uses_a_running_collector_and_leaves_it_running(start, collector) -> None:
     demo = start("--url", collector.url)
     demo.wait_for(f"{collector.url}/runs/lora-healthy-")
     names = {word.rpartition("/")[2] for word in demo.seen.split() if "/runs/" in word}

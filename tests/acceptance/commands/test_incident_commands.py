@@ -63,7 +63,7 @@ def test_incidents_are_chosen_by_run_state_and_time(typed):
     assert typed("incidents", "--since=2100-01-01T00:00:00Z")[1] == "No incidents.\n"
 
 
-def test_one_incident_is_told_in_full(typed, troubled):
+def test_incident_command_shows_one_in_full(typed, troubled):
     status, said, _ = typed("incidents", "2")
     assert status == 0
     assert said.startswith("#2 collapse in sdxl: critical, open\n3 of 24 layers (blocks.0-2.attn.lora_A.weight) fell")
@@ -137,7 +137,7 @@ def test_ack_and_a_new_baseline(typed):
         (("incidents", "--url", "ftp://x"), "--url is 'ftp://x'"),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(typed, words, reason):
+def test_invalid_commands_are_refused_with_a_hint(typed, words, reason):
     status, said, error = typed(*words)
     assert (status, said) == (2, "")
     assert reason in error
@@ -207,7 +207,7 @@ def test_the_list_of_tokens_wraps_at_the_width_of_a_terminal(tmp_path):
     assert "".join("".join(lines).split()) == "".join("".join(whole).split())
 
 
-def test_what_other_commands_say_wraps_at_the_width_of_a_terminal(tmp_path):
+def test_output_wraps_at_the_width_of_a_terminal(tmp_path):
     store, name = ("--data", str(tmp_path)), "the wall of the room where trainings are looked after"
     at_a_terminal("", 200, "token", "create", "--scope", "read", "--name", name, *store)
     rules, trace = tmp_path / "rules.yaml", tmp_path / "trace.csv"

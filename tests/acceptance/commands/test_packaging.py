@@ -65,7 +65,7 @@ def test_packages_whose_insides_are_used_have_an_upper_bound() -> None:
         assert any({"<", ">="} <= {part.operator for part in bound} for bound in bounds), name
 
 
-def test_what_the_tests_run_with_is_within_the_bounds() -> None:
+def test_installed_versions_are_within_the_bounds() -> None:
     for each in wanted_by_extras():
         assert each.specifier.contains(version(each.name)), f"{each} is not {version(each.name)}"
 

@@ -94,7 +94,7 @@ def test_archive_rename_and_delete(typed, module_collector):
         (("note", "nobody", "x", "--url", "http://127.0.0.1:9"), 1, "http://127.0.0.1:9 does not answer"),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(typed, words, status, reason):
+def test_invalid_commands_are_refused_with_a_hint(typed, words, status, reason):
     refused, said, error = typed("runs", *words)
     assert (refused, said) == (status, "")
     assert reason in error

@@ -87,7 +87,7 @@ def test_a_copy_is_of_one_moment_and_starts_a_collector(typed, collector, tmp_pa
         restored.kill()
 
 
-def test_what_cannot_be_copied_is_said_and_leaves_nothing(typed, tmp_path):
+def test_failed_backup_is_reported_and_leaves_nothing(typed, tmp_path):
     folder, copy = tmp_path / "data", tmp_path / "copy.db"
     status, said, error = typed("backup", copy, "--data", folder)
     assert (status, said, folder.exists()) == (2, "", False)
@@ -108,7 +108,7 @@ def test_what_cannot_be_copied_is_said_and_leaves_nothing(typed, tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["data"]
 
 
-def test_of_postgresql_the_line_to_type_is_told_and_works(typed, postgres_server, tmp_path):
+def test_backup_of_postgresql_shows_a_command_that_works(typed, postgres_server, tmp_path):
     url, target, file = postgres_server.create_store(), postgres_server.create_database(), tmp_path / "copy"
     database = Database(url)
     with database.write() as connection:

@@ -91,7 +91,7 @@ def typed(typed, guarded, monkeypatch):
     return typed
 
 
-def test_at_its_first_start_it_says_how_to_get_in(guarded, admin, ingest):
+def test_first_start_shows_how_to_sign_in(guarded, admin, ingest):
     said = "".join(guarded.output)
     address = f"https://{socket.gethostname()}:{guarded.port}"
     assert f"sign in at {address} (shown once): gc_admin_" in said
@@ -148,7 +148,7 @@ def test_every_command_says_what_to_do_without_a_token(run, typed, ingest, tmp_p
     assert "--token is not usable: it must be printable ASCII" in error
 
 
-def test_and_works_with_one(guarded, run, typed, admin, monkeypatch, tmp_path):
+def test_commands_work_with_a_token(guarded, run, typed, admin, monkeypatch, tmp_path):
     status, read, _ = typed("token", "create", "--scope", "read", "--name", "ada", "--data", str(guarded.data))
     assert (status, read.startswith("gc_read_"), read.count("\n")) == (0, True, 1)
     monkeypatch.setenv("GRADCANARY_TOKEN", read.strip())
@@ -211,7 +211,7 @@ def shown_of(client):
     return {"path": "/runs/sdxl", "search": "", "shown": json.dumps({"version": version, "chosen": ""})}
 
 
-def test_its_pages_ask_it_over_tls_as_whoever_reads_them(guarded, run, admin):
+def test_pages_ask_the_collector_over_tls(guarded, run, admin):
     with guarded.client(admin) as client:
         news = shown_of(client)
         assert client.post("/_refresh", json=news).status_code == 204
@@ -236,7 +236,7 @@ def test_pages_of_their_own_ask_it_with_their_token(guarded, run, admin):
             assert pages.post("/_refresh", json=news).status_code == status
 
 
-def test_whom_a_proxy_speaks_for_is_believed(guarded, admin):
+def test_forwarded_address_of_a_proxy_is_used(guarded, admin):
     with guarded.client() as client:
         through = {"x-forwarded-for": "6.6.6.6, 203.0.113.9, 10.1.2.3", "origin": guarded.url}
         answer = client.post("/sign-in", data={"token": admin}, headers=through)

@@ -164,7 +164,7 @@ def test_a_comparison_s_differences_are_told_of_every_layer(url: str) -> None:
     assert float(worst[1]) == pytest.approx(np.log10(float(worst[6]) / float(worst[5])), abs=2e-3)
 
 
-def test_what_is_not_there_is_no_failure_of_the_page(url: str) -> None:
+def test_missing_downloads_are_no_server_error(url: str) -> None:
     asked: list[tuple[str, dict[str, str]]] = [
         ("/_download", {"run": "no-such-run"}),
         ("/_download", {"run": RUN, "search": "?rows=("}),

@@ -47,7 +47,7 @@ def lines(panel: dict[str, Any]) -> list[str]:
     return [trace["name"] for trace in panel["figure"]["data"] if "meta" in trace]
 
 
-def test_as_many_metrics_as_are_in_sight_come_in_one_answer(url: str) -> None:
+def test_visible_metrics_come_in_one_answer(url: str) -> None:
     """More lines than the collector answers at once."""
     known = metric_figures.of(ask(url, f"/api/v1/runs/{RUN}").json()["metrics"])
     found = drawn(url, [panel.key for panel in known])
@@ -73,7 +73,7 @@ def test_a_cell_has_every_digit_of_its_samples(url: str) -> None:
     assert ask(url, "/_cell", run=RUN, stat="absmax", layer=0, first=90, last=99).json() == {"text": ""}
 
 
-def test_what_is_not_there_is_no_failure_of_the_page(url: str) -> None:
+def test_missing_figures_are_no_server_error(url: str) -> None:
     for path, query in (
         ("/_metrics", {"key": "loss"}),
         ("/_cell", {"stat": "absmax", "layer": 0, "first": 0, "last": 0}),

@@ -83,7 +83,7 @@ def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
     assert json.loads(second["run-heart"]) == json.loads(anew["run-heart"])
 
 
-def test_what_stays_is_left_out_also_after_an_outage_of_the_collector(api: Api) -> None:
+def test_unchanged_slots_are_left_out_after_an_outage(api: Api) -> None:
     begin(api.url, RUN)
     held = ask(api, PAGE).json()["slots"]["run-heart"]
     healed = ask(api, PAGE, json.dumps({**json.loads(held), "down": True})).json()["slots"]
@@ -103,7 +103,7 @@ def test_a_loss_by_a_hundred_tags_is_no_more_to_compare(module_collector: Any) -
     assert answered["page"] == "compare"
 
 
-def test_what_the_collector_does_not_take_is_no_outage(module_collector: Any) -> None:
+def test_refused_question_is_no_outage(module_collector: Any) -> None:
     asked = {"path": "/", "search": "?after=nonsense", "shown": ""}
     banner = httpx.post(f"{module_collector.url}/_refresh", json=asked).json()["slots"]["outage"]
     assert "cannot be filled" in json.dumps(banner)
@@ -111,7 +111,7 @@ def test_what_the_collector_does_not_take_is_no_outage(module_collector: Any) ->
 
 
 @pytest.mark.parametrize("slots", [None, 3, [], {"tiles": 3}, {"nothing": "x"}])
-def test_who_says_nonsense_of_its_slots_gets_all_of_them(module_collector: Any, slots: object) -> None:
+def test_invalid_slots_are_answered_in_full(module_collector: Any, slots: object) -> None:
     held = json.dumps({"version": "old", "chosen": "", "slots": slots})
     answered = httpx.post(f"{module_collector.url}/_refresh", json={"path": "/", "search": "", "shown": held}).json()
     assert set(registry.RUNS.slots) <= set(answered["slots"])
@@ -127,7 +127,7 @@ def test_a_large_answer_is_packed_for_those_who_unpack_it(api: Api) -> None:
     assert packed.headers["cache-control"] == plain.headers["cache-control"] == "no-store"
 
 
-def test_there_is_news_once_a_step_arrives(api: Api) -> None:
+def test_refresh_after_a_step(api: Api) -> None:
     session = begin(api.url, RUN)
     known = shown(api)
     for page in (PAGE, f"{PAGE}/layers/0"):
@@ -147,7 +147,7 @@ def test_the_list_of_runs_has_news_once_a_run_says_hello(api: Api) -> None:
     assert answer(api, "/", known) == 200
 
 
-def test_what_the_address_says_by_now_is_news(api: Api) -> None:
+def test_refresh_after_a_change_of_the_address(api: Api) -> None:
     begin(api.url, "chosen")
     known = {"version": runs_version(api, {}, "state=live"), "chosen": "state=live"}
     assert answer(api, "/?state=live", known) == 204
@@ -199,7 +199,7 @@ def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("held", ["", "{", "[1]", "[" * 5_000, '{"version": 3}', '{"version": "x", "chosen": null}'])
 @pytest.mark.parametrize("path", ["/", "/runs/nobody", "x"])
-def test_what_cannot_be_told_is_news(module_collector: Any, path: str, held: str) -> None:
+def test_refresh_of_an_unknown_state(module_collector: Any, path: str, held: str) -> None:
     asked = httpx.post(f"{module_collector.url}/_refresh", json={"path": path, "search": "", "shown": held})
     assert asked.status_code == 200
 

@@ -67,7 +67,7 @@ def test_collectors_that_start_together_serve_one_store(db, collectors_on):
     assert two.get("/api/v1/runs/run-1").json()["step"] == 39
 
 
-def test_what_many_ranks_begin_at_once_is_one_run(db, collectors_on):
+def test_many_ranks_starting_at_once_are_one_run(db, collectors_on):
     both = collectors_on(db, 2)
     ranks = 8
     gate = threading.Barrier(ranks)
@@ -163,7 +163,7 @@ def test_connections_that_run_out_are_503_and_heal(postgres_server, db, collecto
         time.sleep(0.2)
 
 
-def test_of_a_deadlock_one_goes_on_and_one_comes_back(database):
+def test_deadlock_continues_one_and_retries_the_other(database):
     for run_id, name in enumerate(("a", "b")):
         with database.write() as connection:
             connection.execute(run.insert().values(run_id=run_id, name=name, created=0.0, last_seen=0.0))
@@ -187,7 +187,7 @@ def test_of_a_deadlock_one_goes_on_and_one_comes_back(database):
     "statement",
     ["SET LOCAL statement_timeout = 50; SELECT pg_sleep(60)", "SELECT pg_terminate_backend(pg_backend_pid())"],
 )
-def test_what_was_cut_off_comes_back(database, statement):
+def test_cut_connections_are_opened_again(database, statement):
     with pytest.raises(StoreUnavailable), database.write() as connection:
         connection.exec_driver_sql(statement)
     with database.read() as connection:
@@ -199,7 +199,7 @@ def test_a_fault_of_ours_is_none_of_the_databases(database):
         connection.exec_driver_sql("SELECT nothing FROM run")
 
 
-def test_one_of_several_tidies(database):
+def test_singleton_lock_has_one_holder(database):
     with database.singleton_lock() as first:
         with database.singleton_lock() as second:
             assert (first, second) == (True, False)

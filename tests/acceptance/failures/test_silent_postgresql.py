@@ -141,7 +141,7 @@ def test_a_moment_of_silence_cuts_nothing_after_it(through, muffle):
             pass
 
 
-def test_who_waits_for_the_tokens_does_not_try_in_turn(database, monkeypatch):
+def test_waiting_requests_share_one_token_failure(database, monkeypatch):
     reads = Counter()
     read = database.read
 

@@ -94,7 +94,7 @@ def test_a_folder_that_is_read_only_is_named_and_left_as_it_is(tmp_path, there):
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
 
 
-def test_what_is_damaged_or_read_only_while_it_runs_is_told_in_a_sentence(app, client, tmp_path, caplog):
+def test_damage_at_run_time_is_reported_in_a_sentence(app, client, tmp_path, caplog):
     client.put(path(), content=wire.dump(STREAM.hello())).raise_for_status()
     post(client, 0, 0, 64).raise_for_status()
     with said_of_connections(app, "PRAGMA query_only = ON", "PRAGMA query_only = OFF"):

@@ -68,7 +68,7 @@ def test_the_first_window_is_partial_and_the_launch_late(joined: Training, modul
     assert '"late":true' in recording.replace(" ", "")
 
 
-def test_what_had_fallen_before_is_an_incident(joined: Training, module_collector) -> None:
+def test_layers_collapsed_before_attach_open_an_incident(joined: Training, module_collector) -> None:
     def found() -> list[dict[str, object]]:
         every = module_collector.get("/api/v1/incidents", run="fallen").json()["incidents"]
         return [each for each in every if each["rule"] == "collapse"]
@@ -108,7 +108,7 @@ def test_detach_leaves_nothing_behind(
     )
 
 
-def test_it_may_be_joined_again_and_leaves_by_itself(
+def test_training_can_be_attached_to_again_and_detaches_itself(
     joined: Training, untouched: dict[str, object], typed: Typed, module_collector
 ) -> None:
     for _ in range(2):
@@ -180,7 +180,7 @@ def test_ctrl_c_after_it_was_let_in_says_so(
     assert joined.is_as(untouched)
 
 
-def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched: dict[str, object]) -> None:
+def test_attach_without_a_collector_is_reported(joined: Training, typed: Typed, untouched: dict[str, object]) -> None:
     status, out, _ = typed("attach", joined.pid, "--url", "http://127.0.0.1:9", "--run", "alone")
     assert status == 0
     assert "collector    http://127.0.0.1:9 does not answer: what is measured is kept by the training's machine" in out
@@ -194,7 +194,7 @@ def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched
     assert joined.is_as(untouched)
 
 
-def test_it_is_joined_and_left_fifty_times(joined: Training, untouched: dict[str, object]) -> None:
+def test_attach_and_detach_fifty_times(joined: Training, untouched: dict[str, object]) -> None:
     """Found in its loop, in a forward, in a backward pass and in a step; ``attach_soak.py`` does it more often."""
     times = [attach_soak.cycle(joined) for _ in range(50)]
     print(attach_soak.summed(times))

@@ -100,7 +100,7 @@ def test_no_process_and_itself(typed: Typed) -> None:
     assert typed("detach", FREE_ID)[0] == 1
 
 
-def test_somebody_elses(typed: Typed) -> None:
+def test_preflight_refuses_a_process_of_another_user(typed: Typed) -> None:
     if os.geteuid():
         assert "belongs to user 0, not to you" in refused(typed, 1)
         return
@@ -108,7 +108,7 @@ def test_somebody_elses(typed: Typed) -> None:
         assert "sudo -u '#65534' gradcanary attach" in refused(typed, other.pid)
 
 
-def test_what_is_no_python_and_what_has_no_torch(typed: Typed) -> None:
+def test_preflight_refuses_processes_without_python_or_torch(typed: Typed) -> None:
     with program("sh", "-c", "echo ready; exec sleep 60") as shell:
         assert "is not Python: sleep 60" in refused(typed, shell.pid)
     with program(sys.executable, "-S", "-u", "-c", "print(); import time; time.sleep(60)") as bare:
@@ -121,7 +121,7 @@ def test_what_is_no_python_and_what_has_no_torch(typed: Typed) -> None:
         assert "has ended" in refused(typed, bare.pid)
 
 
-def test_one_that_is_debugged(typed: Typed, python: "subprocess.Popen[str]") -> None:
+def test_preflight_refuses_a_debugged_process(typed: Typed, python: "subprocess.Popen[str]") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.ptrace(PTRACE_ATTACH, python.pid, None, None) == 0
     try:
@@ -155,7 +155,7 @@ def test_other_pythons(
     ("scope", "why"),
     [(0, "--cap-add SYS_PTRACE"), (1, "sysctl kernel.yama.ptrace_scope=0"), (3, "until the next boot")],
 )
-def test_what_the_system_forbids(
+def test_preflight_reports_ptrace_restrictions(
     typed: Typed, python: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch, scope: int, why: str
 ) -> None:
     monkeypatch.setattr(processes, "may_trace", lambda _: False)
@@ -186,18 +186,18 @@ def test_wrong_settings(typed: Typed, python: "subprocess.Popen[str]", option: s
     assert f"{option} is '{value}'" in refused(typed, f"{python.pid} {option}={value}".split())
 
 
-def test_what_is_no_id(capsys: pytest.CaptureFixture[str]) -> None:
+def test_preflight_refuses_an_invalid_process_id(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["attach", "train.py"])
     assert "'train.py' is not the id of a process: gradcanary ps lists trainings" in capsys.readouterr().err
 
 
-def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.Popen[str]") -> None:
+def test_failures_inside_the_process_are_reported_and_undone(typed: Typed, python: "subprocess.Popen[str]") -> None:
     why = refused(typed, python.pid)
     assert f"process {python.pid} was not attached and goes on as it was: No module named 'torch'" in why
 
 
-def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_checks_every_rank_of_a_job(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By any of them, or by who started them; here they have no torch, and each says so. What they start is no rank."""
     asks: list[dict[str, object]] = []
     made = request.Request.__init__
@@ -238,7 +238,7 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch:
         assert processes.ranks_of(started_by_it) == []
 
 
-def test_of_a_launcher_that_has_torch_what_it_started_is_meant(python: "subprocess.Popen[str]") -> None:
+def test_launcher_with_torch_stands_for_its_children(python: "subprocess.Popen[str]") -> None:
     itself = processes.find(os.getpid())
     assert itself is not None
     assert processes.ranks_of(itself) == []
@@ -357,7 +357,7 @@ def test_a_gdb_that_is_forbidden_or_fails_says_so(
         ("RuntimeError: Can't determine the Python version", "Can't determine the Python version"),
     ],
 )
-def test_what_python_3_14_answers(python: "subprocess.Popen[str]", said: str, why: str) -> None:
+def test_errors_of_remote_exec_of_python_3_14(python: "subprocess.Popen[str]", said: str, why: str) -> None:
     """There is no 3.14 for the tests: what its ``sys.remote_exec`` raises is taken from its source."""
     found = processes.find(python.pid)
     assert found is not None

@@ -195,7 +195,7 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_what_accelerate_has_ddp_reduce_in_is_declared(collector: Recorded) -> None:
+def test_ddp_reduction_dtype_of_accelerate_is_declared(collector: Recorded) -> None:
     """Its own code puts the hook there; with several processes ``prepare()`` calls it."""
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 

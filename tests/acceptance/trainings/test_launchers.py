@@ -51,7 +51,7 @@ def test_a_training_is_watched_without_a_change(workplace: Workplace, words: tup
     "words",
     [("show.py",), ("--", "show.py"), ("-m", "show"), (sys.executable, "show.py"), ("--", sys.executable, "show.py")],
 )
-def test_what_follows_the_command_is_the_commands(workplace: Workplace, words: tuple[str, ...]) -> None:
+def test_options_after_the_command_belong_to_the_command(workplace: Workplace, words: tuple[str, ...]) -> None:
     workplace.write("show.py", "import sys; print(sys.argv[1:])")
     assert workplace.launch(*words, "a", "--run", "b").stdout == "['a', '--run', 'b']\n"
 

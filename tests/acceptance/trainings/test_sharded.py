@@ -84,7 +84,7 @@ def test_the_parts_together_are_the_whole(module_collector: Collector, read: Rea
 
 
 @pytest.mark.parametrize("kind", ["synced", "copies", *sharded.OFFLOADED])
-def test_how_far_steps_move_the_whole(module_collector: Collector, read: Read, kind: str) -> None:
+def test_update_ratio_of_sharded_layers(module_collector: Collector, read: Read, kind: str) -> None:
     compared = 0
     for name in read[kind][0]:
         for stat, place in (("update_ratio", 2), ("weight_norm", 3)):
@@ -142,5 +142,5 @@ def test_the_run_says_that_it_is_sharded(module_collector: Collector) -> None:
     caveat="parts of the first rank only, and it says so",
 )
 @pytest.mark.usefixtures("read")
-def test_what_cannot_be_put_together_says_so(module_collector: Collector) -> None:
+def test_unmergeable_shards_are_reported(module_collector: Collector) -> None:
     assert [fact["code"] for fact in asked(module_collector, "flat")["facts"]] == ["flat_shards"]

@@ -113,7 +113,7 @@ def test_without_the_variable_the_folder_on_the_path_does_nothing(workplace: Wor
     assert "TorchWaiter" not in ended.stdout
 
 
-def test_what_is_carried_for_launchers_is_no_secret() -> None:
+def test_environment_of_launchers_holds_no_secret() -> None:
     secrets = dict.fromkeys(("GRADCANARY_TOKEN", "GRADCANARY_DB_PASSWORD", "GRADCANARY_WEBHOOK_SECRET"), "a secret")
     environ = run.environment(secrets, ["python"], url=NOBODY, run="n", every="10")
     carried = base64.b64decode(environ[run.CARRIED]).decode().split("\0")
@@ -122,7 +122,7 @@ def test_what_is_carried_for_launchers_is_no_secret() -> None:
     ]
 
 
-def test_what_is_carried_and_broken_is_a_line_and_not_the_end(workplace: Workplace) -> None:
+def test_broken_environment_is_one_line_and_no_failure(workplace: Workplace) -> None:
     environ = run.environment({}, ["python"], url=None, run=None, every=None)
     broken = {name: value for name, value in environ.items() if not name.startswith("GRADCANARY_")}
     ended = workplace.run("-c", "print('ran')", env={**broken, run.CARRIED: "x"})
@@ -193,7 +193,7 @@ def test_a_run_is_called_after_what_trains(words: list[str], name: str) -> None:
         (["--url"], "expected one argument"),
     ],
 )
-def test_what_cannot_be_started_is_said(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_unstartable_command_is_reported(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     try:
         status = cli.main(["run", *words])
     except SystemExit as end:  # argparse's own way

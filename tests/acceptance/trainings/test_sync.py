@@ -76,7 +76,7 @@ def test_a_training_that_ended_alone_says_what_to_type(ended):
     assert (folder / files(folder)[0]).stat().st_mode & 0o077 == 0
 
 
-def test_what_was_left_of_an_older_launch_does_not_disturb_the_one_that_lives(left, collector, tmp_path):
+def test_sync_of_an_older_launch_does_not_disturb_the_live_one(left, collector, tmp_path):
     with training(collector.url, 600, tmp_path / "other", hold=300) as trained:
         trained.until_step(300)
         until(lambda: (collector.get("/api/v1/runs/spooled").json().get("step") or 0) >= 290)
@@ -90,7 +90,7 @@ def test_what_was_left_of_an_older_launch_does_not_disturb_the_one_that_lives(le
     assert (after["state"], after["step"]) == ("finished", 599)
 
 
-def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(left, collector):
+def test_waiting_files_are_reported_but_not_those_of_live_processes(left, collector):
     shutil.copytree(left / files(left)[0], left / "another.spool")
     (left / "begun.spool").touch()
     with (
@@ -112,7 +112,7 @@ def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(l
         ({"RANK": "1", "WORLD_SIZE": "2"}, False),
     ],
 )
-def test_one_process_of_a_machine_says_it(left, environ, is_told):
+def test_waiting_files_are_reported_by_one_process_per_machine(left, environ, is_told):
     before, said = contents(left), []
     spool.report_unsent({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
     assert said == [f"1 earlier session waits here to be sent: gradcanary sync {left}"] * is_told
@@ -142,7 +142,7 @@ def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):
     spool.report_unsent({}, pytest.fail)
 
 
-def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):
+def test_sync_delivers_as_if_nothing_had_happened(left, collector, undisturbed):
     done = synced(left, "--url", collector.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{STEPS} steps sent to {collector.url}" in done.stdout
@@ -235,7 +235,7 @@ def test_a_file_of_a_training_that_lives_is_skipped(spool_folder):
         assert collector.heard == []
 
 
-def test_nobody_there(left):
+def test_sync_without_a_collector(left):
     before = contents(left)
     done = synced(left)  # the address is the training's
     assert done.returncode == 1
@@ -336,7 +336,7 @@ def test_a_token_goes_along(left, monkeypatch):
         ("end", Says(404, refusal("unknown_session")), 0, False),
     ],
 )
-def test_what_a_collector_may_answer(left, kind, says, status, remains):
+def test_sync_with_any_answer(left, kind, says, status, remains):
     with collector_that(once(kind, says)) as collector:
         done = synced(left, "--url", collector.url)
         assert done.returncode == status
@@ -382,5 +382,5 @@ def test_no_torch_is_needed(left):
         ({}, f"{Path.home()}/.local/state/gradcanary/spool"),
     ],
 )
-def test_where_files_are(environ, expected):
+def test_sync_finds_the_files(environ, expected):
     assert spool.default_folder(environ) == Path(expected)

@@ -24,7 +24,7 @@ def points(module_collector: Collector, run: str, name: str) -> dict[tuple[tuple
     return found
 
 
-def test_what_is_logged_with_tags_is_kept_per_tag_and_never_averaged(module_collector: Collector) -> None:
+def test_tagged_metrics_are_kept_per_tag(module_collector: Collector) -> None:
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=module_collector.url, run="tags") as watch:
         for step in range(4):

@@ -364,7 +364,7 @@ def test_a_watch_that_has_ended_keeps_nothing_that_is_logged(collector, training
     watch._pid = os.getpid()
 
 
-def test_of_numbers_logged_without_a_step_the_latest_are_kept(collector, training, monkeypatch, capsys):
+def test_latest_numbers_logged_without_a_step_are_kept(collector, training, monkeypatch, capsys):
     monkeypatch.setattr("gradcanary.session.MAX_LOGGED", 5)
     with gradcanary.watch(training.model, training.optimizer, run="many") as watch:
         for number in range(20):
@@ -435,7 +435,7 @@ def test_a_hosts_logging_that_raises_does_not_reach_the_training(collector, trai
     assert watch._session.guard.caught == 3
 
 
-def test_one_step_that_cannot_be_read_is_counted_and_the_others_arrive(collector, training):
+def test_unreadable_step_is_counted_and_the_others_arrive(collector, training):
     with gradcanary.watch(training.model, training.optimizer, run="odd") as watch:
         training.steps(3)
         watch._session.recorder.logged.append(LoggedMetric("acc", (), None, torch.zeros(2)))

@@ -76,7 +76,9 @@ def summed(micro: list[torch.Tensor], *, is_helped: bool) -> tuple[torch.Tensor,
         (2048, False, 0.03, 0.1),
     ],
 )
-def test_what_bfloat16_loses_is_kept(micro_steps: int, is_coherent: bool, least: float, most: float) -> None:
+def test_float32_sums_keep_the_bits_that_bfloat16_loses(
+    micro_steps: int, is_coherent: bool, least: float, most: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(1024, generator=generator)
     noise = [torch.randn(1024, generator=generator) for _ in range(micro_steps)]
@@ -113,7 +115,7 @@ def test_each_optimizer_steps_by_the_truth(kind: str, set_to_none: bool) -> None
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_with_one_micro_step_the_training_is_the_same_bit_for_bit(dtype: torch.dtype) -> None:
+def test_single_micro_step_training_is_bit_identical(dtype: torch.dtype) -> None:
     given, others = parameters(dtype), parameters(dtype)
     optimizer, other = torch.optim.AdamW(given, lr=0.05, eps=1e-4), torch.optim.AdamW(others, lr=0.05, eps=1e-4)
     with gradcanary.fp32_accumulators(optimizer):

@@ -56,7 +56,7 @@ def test_close_within_a_window_leaves_the_sum_rounded() -> None:
     optimizer.step()
 
 
-def test_it_may_begin_within_a_window_and_again() -> None:
+def test_float32_sums_may_begin_within_a_window_and_again() -> None:
     given, others = parameters(), parameters()
     optimizer, other = adamw(given), adamw(others)
     micro = micro_gradients(given, K, 0)
@@ -124,7 +124,7 @@ def test_the_end_of_its_optimizer_does_no_work_where_the_collector_runs(monkeypa
     assert_nothing_is_left(given, adamw(given))
 
 
-def test_it_ends_with_its_optimizer_and_keeps_nothing_alive() -> None:
+def test_float32_sums_end_with_their_optimizer() -> None:
     given = parameters()
     optimizer = adamw(given)
     gradcanary.fp32_accumulators(optimizer)
@@ -304,7 +304,7 @@ def test_sharded_models_are_refused() -> None:
         gradcanary.fp32_accumulators(adamw(model.parameters()))
 
 
-def test_what_it_has_no_part_in_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_without_float32_sums_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     given = parameters()
     optimizer = adamw(given)
     with gradcanary.fp32_accumulators(optimizer):

@@ -144,7 +144,7 @@ def test_a_state_that_is_loaded_in_place_keeps_it() -> None:
     assert_same(given, others)
 
 
-def test_what_is_unfrozen_later_is_summed_in_float32_from_its_second_window_on() -> None:
+def test_unfrozen_parameters_are_summed_from_their_second_window() -> None:
     given, others = parameters(), parameters()
     optimizer, other = torch.optim.SGD(given, lr=1.0), torch.optim.SGD(others, lr=1.0)
     given[1].requires_grad_(requires_grad=False)

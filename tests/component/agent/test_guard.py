@@ -383,7 +383,7 @@ def test_rubbish_is_no_answer_and_nothing_is_lost(kind: str, capsys: pytest.Capt
         assert_undisturbed(url, capsys)
 
 
-def test_so_is_what_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_is_undisturbed_by_cut_off_answers(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(b"", is_cut=True) as url:
         assert_undisturbed(url, capsys)
 
@@ -397,7 +397,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("part", SLOW)
-def test_so_is_what_comes_too_slowly_and_it_is_kept_before_the_end(
+def test_training_is_undisturbed_by_slow_answers_and_data_is_kept(
     part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(SLOW[part], is_slow=True) as url:

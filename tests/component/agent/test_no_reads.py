@@ -253,7 +253,7 @@ WAYS = (
 )
 
 
-def test_one_read_of_ours_would_show(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_read_by_the_agent_would_be_seen(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind one per backward pass."""
     original, passes = backward.BackwardCalls.add, itertools.count()
 

@@ -254,7 +254,7 @@ def test_a_second_close_in_the_thread_of_the_training_leaves_nothing(collector: 
     assert (len(collector.ends), watch._session.guard.caught) == (1, 0)
 
 
-def test_at_exit_nothing_is_left_where_no_pass_came(collector: Recorded) -> None:
+def test_exit_without_a_backward_pass_leaves_nothing(collector: Recorded) -> None:
     loop = Loop()
     before = traces(loop)
     watch = gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="one")

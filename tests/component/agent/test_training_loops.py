@@ -108,7 +108,7 @@ TORCHS_OWN = pytest.mark.filterwarnings(
 )
 @TORCHS_OWN
 @pytest.mark.parametrize("what", ["model", "accumulation", "optimizer", "whole", "autograd"])
-def test_what_is_compiled_has_the_same_numbers(collector: Recorded, recompiled: list[str], what: str) -> None:
+def test_compiled_training_has_the_same_values(collector: Recorded, recompiled: list[str], what: str) -> None:
     model, read = train_compiled(collector, what, is_watched=True)
     assert recompiled
     assert not [file for file in recompiled if "/gradcanary/" in file], "nothing of the agent is compiled"
@@ -324,7 +324,7 @@ def test_a_loop_without_an_optimizer_with_the_model_given(
 @pytest.mark.loop("updates by hand, without an optimizer")
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("changes", ["clears", "clips"])
-def test_what_changes_gradients_before_the_step_by_hand_is_not_measured(collector: Recorded, changes: str) -> None:
+def test_gradients_changed_before_a_manual_step_are_not_measured(collector: Recorded, changes: str) -> None:
     """Of a short window, which cannot be read earlier; nothing takes the rest of a gradient for a gradient."""
     model, read = mlp(), []
     with gradcanary.watch(model, url=collector.url, run="loop") as watched:

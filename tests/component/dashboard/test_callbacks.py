@@ -147,7 +147,7 @@ def test_nothing_but_a_refresh_writes_into_a_slot() -> None:
         assert not slots & {*told, *running["running"], *running["runningOff"]}
 
 
-def test_nor_do_the_scripts_write_into_a_slot() -> None:
+def test_scripts_do_not_write_into_a_slot() -> None:
     slots = {f"{slot}.{kind}" for page in PAGES for slot, kind in page.slots.items()}
     kinds = {kind for page in PAGES for kind in page.slots.values()}
     scripts = [each.read_text() for each in (ASSETS / "js").iterdir() if each.stem != "refresh"]
@@ -158,7 +158,7 @@ def test_nor_do_the_scripts_write_into_a_slot() -> None:
         assert kind not in kinds if '"' not in name or "+" in name else f"{json.loads(name)}.{kind}" not in slots
 
 
-def test_what_changes_something_cannot_be_sent_twice() -> None:
+def test_changing_actions_cannot_be_sent_twice() -> None:
     """Until a click is answered its button is disabled, or what a list of buttons is answered in is busy."""
     app = mount(FastAPI(), NOBODY)
     clicked = 0

@@ -15,7 +15,7 @@ from support.streams import Stream, collapsed
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=60), st.integers(0, 8), st.integers(0, 8))
-def test_what_was_used_last_is_kept_up_to_so_many_bytes(uses, room, later):
+def test_cache_keeps_the_latest_up_to_its_bytes(uses, room, later):
     cache, model = Cache(room * ENTRY_BYTES, lambda kept: kept * ENTRY_BYTES), {}
 
     def shrink(most):

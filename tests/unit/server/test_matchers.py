@@ -23,12 +23,12 @@ EXPRESSIONS = st.recursive(
 
 
 @given(EXPRESSIONS, st.text("ab1.]-", max_size=6))
-def test_it_finds_what_re_finds(expression, text):
+def test_matcher_finds_the_same_as_re(expression, text):
     assert Matcher(expression).found_in(text) == (re.search(expression, text) is not None)
 
 
 @pytest.mark.parametrize("expression", ["(a+)+$", "(a|a)*b", "(a|aa)+$", "a*a*a*a*a*a*b", "(.*){9}x"])
-def test_what_makes_re_hang_is_answered(expression):
+def test_matcher_answers_expressions_that_hang_re(expression):
     # In re this is a matter of hours: the suite's time limit is the assertion.
     assert not any(Matcher(expression).found_in("a" * 400 + "!") for _ in range(100))
 
@@ -36,6 +36,6 @@ def test_what_makes_re_hang_is_answered(expression):
 @pytest.mark.parametrize(
     "expression", ["(", ")", "[", "*", "(?=a)", "\\1", "\\", "a{3,2}", "[b-a]", "x" * 201, "((a{999}){999}){999}"]
 )
-def test_what_it_does_not_understand_it_says(expression):
+def test_matcher_reports_unsupported_expressions(expression):
     with pytest.raises(MatcherError, match=r"\w"):
         Matcher(expression)

@@ -211,7 +211,7 @@ def test_a_step_that_is_too_large_alone_is_lost_and_counted(capsys):
     ],
     ids=["500", "503", "408", "429", "html", "list", "no-limits", "odd-brief", "no-seq", "302"],
 )
-def test_what_settles_nothing_is_sent_again_byte_for_byte(kind, says):
+def test_unsettled_requests_are_repeated_byte_for_byte(kind, says):
     if kind == "batches" and says.status == 302:
         says = Says(308)
     with collector_that(once(kind, says, times=2)) as collector:
@@ -254,14 +254,14 @@ def test_retry_after_is_waited_for(monkeypatch):
         (426, "Speak 2"),
     ],
 )
-def test_what_only_a_person_changes_is_said_once_and_tried_again(status, word, capsys):
+def test_refusals_of_configuration_are_logged_once_and_retried(status, word, capsys):
     with collector_that(once("hello", Says(status, refusal("x", "Speak 2.")), times=3)) as collector:
         trained(collector.url, 5, pause=lambda: until(lambda: collector.of("batches")))
         assert collector.steps() == list(range(5))
     assert capsys.readouterr().err.count(word) == 1
 
 
-def test_who_attached_hears_of_a_token_that_is_refused():
+def test_refused_token_is_reported_to_attach():
     with collector_that(once("hello", Says(401, refusal("x", "Revoked.")), times=99)) as collector:
         training = Training()
         with AttachedWatch(Settings.resolve({}, url=collector.url, run="barred"), "barred") as watch:
@@ -352,7 +352,7 @@ def test_alerts_come_once_on_the_sender_thread_and_their_errors_stay_there(caplo
     assert caplog.text.count("on_alert failed") == 1
 
 
-def test_on_alert_may_close_the_watch():
+def test_alert_callback_may_close_the_watch():
     def on_alert(_: gradcanary.Alert) -> None:
         watch.close()
 

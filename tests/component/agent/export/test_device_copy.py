@@ -187,7 +187,9 @@ def test_a_copy_waits_for_the_stream_that_a_number_was_logged_on(
     assert collector.metric("acc") == {step: float(step) for step in range(3)}
 
 
-def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_over_the_memory_limit_are_dropped_and_counted(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_copy, "BYTES_PER_STEP", 0)
     monkeypatch.setattr(device_copy, "BYTES_PER_LAYER", 4)
     monkeypatch.setattr(Far, "takes", 60)
@@ -329,7 +331,7 @@ def test_nothing_is_done_while_a_graph_is_recorded(
 
 
 @pytest.mark.parametrize("every", ["auto", 10])
-def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
+def test_blocking_device_is_sampled_rarely(
     collector: Recorded, every: str | int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on MPS; what is given is what is done."""
@@ -348,7 +350,7 @@ def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
     assert capsys.readouterr().err.count("by waiting for it") == 1
 
 
-def test_what_lies_where_reading_cuts_the_graph_is_not_measured(
+def test_xla_tensors_are_not_measured(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on XLA: no operation of ours there but copies of the loss, nothing is read, and it says so."""

@@ -85,7 +85,7 @@ def test_rows_of_an_embedding_that_were_met_once_are_no_sums(collector: Recorded
     assert collector.accumulators() == {"weight": (None, "float32", None)}
 
 
-def test_one_micro_step_shows_nothing_of_a_sum(collector: Recorded) -> None:
+def test_a_single_micro_step_shows_no_effective_dtype(collector: Recorded) -> None:
     """Under autocast its gradient is a number of bfloat16, and nothing was lost by that."""
     model = mlp()
     told = trained(collector, model, torch.optim.SGD(model.parameters(), lr=0.1), micro_steps=1)
@@ -206,7 +206,7 @@ def test_a_key_that_nothing_reads_is_declared_and_said_to_be_dead(collector: Rec
     assert "AdamW has no setting 'grad_accumulator_dtype'" in fact["text"]
 
 
-def test_what_was_set_on_a_parameter_is_declared(collector: Recorded) -> None:
+def test_grad_dtype_of_a_parameter_is_declared(collector: Recorded) -> None:
     model = mlp(torch.bfloat16)
     model[0].weight.grad_dtype = torch.float32
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
@@ -301,7 +301,7 @@ class DeepSpeedEngine(nn.Module):
         ({}, None),
     ],
 )
-def test_what_deepspeed_was_told_to_sum_in_is_declared(
+def test_deepspeed_accumulation_dtype_is_declared(
     collector: Recorded, has: dict[str, torch.dtype | None], declared: str | None
 ) -> None:
     inner = mlp(torch.bfloat16)

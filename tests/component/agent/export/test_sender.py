@@ -54,7 +54,7 @@ def batches(collector: Scripted) -> list[Told]:
     return collector.of("batches", accepted=True)
 
 
-def test_what_waited_comes_first_and_in_order(spool_folder):
+def test_waiting_batches_are_sent_first_and_in_order(spool_folder):
     away = Away("hello", "batches")
     with collector_that(away) as collector:
         watch = waited(collector.url, away, spool_folder)
@@ -91,7 +91,7 @@ def test_a_new_database_hears_hello_and_accumulators_again(spool_folder):
 
 
 @pytest.mark.parametrize("code", ["conflict", "superseded"])
-def test_what_is_refused_is_set_aside_and_told(spool_folder, code):
+def test_refused_batches_are_set_aside_and_reported(spool_folder, code):
     away = Away(
         "batches", then=lambda told: Says(409, refusal(code)) if told.kind == "batches" and told.seq == 1 else None
     )
@@ -103,7 +103,7 @@ def test_what_is_refused_is_set_aside_and_told(spool_folder, code):
     assert spools(spool_folder) == []
 
 
-def test_what_is_too_large_is_halved(spool_folder):
+def test_too_large_batches_are_halved(spool_folder):
     away = Away(
         "batches", then=lambda told: Says(413) if told.kind == "batches" and len(told.body["steps"]) > 3 else None
     )
@@ -118,7 +118,7 @@ def test_what_is_too_large_is_halved(spool_folder):
 @pytest.mark.parametrize(
     ("kind", "says"), [("batches", Says(410, refusal())), ("hello", Says(422, refusal("no", "Too many layers.")))]
 )
-def test_what_nobody_will_ever_take_is_not_kept(spool_folder, capsys, kind, says):
+def test_unacceptable_batches_are_not_kept(spool_folder, capsys, kind, says):
     away = Away("hello", "batches", then=lambda told: says if told.kind == kind else None)
     with collector_that(away) as collector:
         watch = waited(collector.url, away, spool_folder)
@@ -196,7 +196,7 @@ def test_a_watch_without_a_step_leaves_nothing(spool_folder, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_nobody_looks_into_the_folder_before_the_collector_took_something(monkeypatch):
+def test_spool_folder_is_read_only_after_the_first_accepted_batch(monkeypatch):
     """It may hang."""
     taken: list[int] = []
     monkeypatch.setattr("gradcanary.export.spool.report_unsent", lambda *_: taken.append(len(collector.accepted)))

@@ -270,7 +270,7 @@ def test_an_abort_holds_at_any_moment(scheme: str, where: str, waiting: int, mon
 
 
 @pytest.mark.parametrize("scheme", ["https"], indirect=True)
-def test_what_is_sent_while_tls_is_cut_off_is_never_plain_text(
+def test_nothing_is_sent_in_plain_text_when_tls_is_cut_off(
     scheme: str, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bytes] = []

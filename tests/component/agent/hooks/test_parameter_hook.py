@@ -276,7 +276,7 @@ def test_a_scaler_that_steps_a_wrapper_of_the_optimizer_is_ours(collector: Recor
 
 
 @pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
-def test_which_of_several_scalers_is_ours_shows_at_the_first_step(collector: Recorded) -> None:
+def test_scaler_among_several_is_found_at_the_first_step(collector: Recorded) -> None:
     """Until then nothing is sent that carries a scale that is not known: the first window overflows."""
     earlier, other = mlp(), torch.amp.GradScaler("cpu", init_scale=2.0**4)
     train_with_scaler(earlier, other, torch.optim.SGD(earlier.parameters(), lr=0.1))

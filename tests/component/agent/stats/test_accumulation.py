@@ -83,7 +83,7 @@ def test_losses_are_those_of_float64(
     assert collector.phases("accumulation_error") == {"accumulated"}
 
 
-def test_it_comes_again_and_each_layer_has_its_turn(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_rotate_over_all_layers(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulation, "PER_WINDOW", 2)
     monkeypatch.setattr(accumulation, "EACH", 5)
     trained(collector, mlp(torch.bfloat16), 2, steps=18)
@@ -91,7 +91,7 @@ def test_it_comes_again_and_each_layer_has_its_turn(collector: Recorded, monkeyp
     assert found == {2: NAMES[:2], 5: NAMES[2:], 10: NAMES[:2], 15: NAMES[2:]}
 
 
-def test_what_would_take_too_much_memory_is_left_out(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_over_the_memory_limit_are_left_out(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulation, "MAX_BYTES", 4 * (32 + 24))
     trained(collector, mlp(torch.bfloat16), 2)
     assert tuple(collector.stat("accumulation_error")[accumulation.FIRST]) == ("0.bias", "2.bias")
@@ -103,7 +103,7 @@ def test_sums_in_float32_are_not_looked_at(collector: Recorded) -> None:
     assert not collector.stat("accumulation_error")
 
 
-def test_one_micro_step_is_no_sum(collector: Recorded) -> None:
+def test_a_single_micro_step_has_no_accumulation_error(collector: Recorded) -> None:
     trained(collector, mlp(torch.bfloat16), 1)
     assert not collector.stat("accumulation_error")
 

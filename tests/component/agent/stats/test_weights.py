@@ -146,7 +146,7 @@ def test_several_optimizers_each_move_their_own(collector: Recorded) -> None:
     reference.assert_sent(collector)
 
 
-def test_one_optimizer_per_layer_that_steps_inside_backward(collector: Recorded) -> None:
+def test_optimizer_per_layer_that_steps_inside_backward(collector: Recorded) -> None:
     model = mlp()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
@@ -205,7 +205,7 @@ def test_shared_frozen_and_idle_layers(collector: Recorded) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_what_float32_squares_do_not_hold(collector: Recorded, size: float) -> None:
+def test_update_ratio_outside_the_range_of_float32_squares(collector: Recorded, size: float) -> None:
     """And what was exactly zero before its first step: all of it is new, ratio 1."""
     model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(64))})
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -234,7 +234,9 @@ def test_weights_that_are_no_numbers_any_more_are_left_out(collector: Recorded) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex64])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_some_elements_tell_of_a_large_layer(collector: Recorded, dtype: torch.dtype, *, transposed: bool) -> None:
+def test_large_layers_are_estimated_from_some_elements(
+    collector: Recorded, dtype: torch.dtype, *, transposed: bool
+) -> None:
     """Not more of them are copied: a matrix of 4,096 x 11,008 has an update ratio, too."""
     torch.manual_seed(0)
     weight = torch.randn(700, 500, dtype=dtype)

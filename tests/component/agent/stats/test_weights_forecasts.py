@@ -24,7 +24,7 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
 
 @pytest.mark.parametrize("lr", RATES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_cannot_move_does_not_move(dtype: torch.dtype, lr: float) -> None:
+def test_stuck_elements_do_not_move(dtype: torch.dtype, lr: float) -> None:
     """Adam's first step changes each element by the learning rate, up or down."""
     torch.manual_seed(0)
     weight = nn.Parameter((torch.randn(300, 200) * 0.02).to(dtype))

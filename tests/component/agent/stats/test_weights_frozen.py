@@ -62,13 +62,13 @@ def test_shares_are_those_of_all_weights(collector: Recorded, dtype: torch.dtype
     assert collector.phases("frozen_fraction") == {None}
 
 
-def test_at_a_small_learning_rate_bfloat16_stands_still_and_gradients_look_healthy(collector: Recorded) -> None:
+def test_bfloat16_weights_stand_still_at_a_small_learning_rate(collector: Recorded) -> None:
     trained(collector, mlp(torch.bfloat16), 1e-6)
     assert collector.stat("frozen_fraction")[EACH]["0.weight"] > 0.9
     assert min(each["0.weight"] for each in collector.stat("absmax").values()) > 1e-4
 
 
-def test_of_a_large_layer_some_elements_are_enough(collector: Recorded) -> None:
+def test_large_layers_are_estimated_from_some_elements(collector: Recorded) -> None:
     exact = trained(collector, mlp(torch.bfloat16, width=9_001), 3e-4, steps=EACH + 1)
     told = collector.stat("frozen_fraction")[EACH]
     assert told["0.weight"] == pytest.approx(exact[EACH]["0.weight"], abs=0.01)

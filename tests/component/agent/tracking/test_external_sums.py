@@ -194,7 +194,7 @@ def test_a_loop_that_skips_its_step(collector: Recorded) -> None:
             assert collector.stat("norm")[step] == pytest.approx(read[step][1], rel=EXACT)
 
 
-def test_some_layers_are_summed_elsewhere_and_every_10_steps_are_sampled(collector: Recorded) -> None:
+def test_external_sums_of_some_layers_with_an_interval_of_10(collector: Recorded) -> None:
     """The others are read from ``.grad`` as ever, at the end of the last backward pass."""
     model, read = mlp(), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -378,9 +378,7 @@ def test_wrong_arguments_raise(collector: Recorded, name: object, tensor: object
         watched.observe_accumulator(name, tensor)
 
 
-def test_what_a_setting_leaves_out_or_an_ended_watch_gets_is_no_error(
-    collector: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excluded_layers_and_closed_watches_are_accepted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADCANARY_EXCLUDE", "bias")
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

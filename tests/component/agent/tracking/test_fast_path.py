@@ -189,7 +189,7 @@ def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> N
     assert 10 < sum(called) < 47 + resting
 
 
-def test_where_cuda_is_in_use_it_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_is_off_where_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcanary.tracking.fast_path._is_on_cuda", lambda: True)
     begun: list[bool] = []
     monkeypatch.setattr(FastPath, "_enter", lambda *_: begun.append(True))

@@ -150,7 +150,7 @@ def test_a_layer_that_vanishes_is_found_and_one_that_is_routed_is_not(module_col
     assert {layer["since_step"] for layer in found["layers"]} == {vanished_at + 15}  # the first sample that tells
 
 
-def test_what_others_hook_meanwhile_is_called_after_ours_and_stays(collector: Recorded) -> None:
+def test_hooks_added_meanwhile_are_called_and_stay(collector: Recorded) -> None:
     model, called = Routed(), []
     layer = model.layers[1].weight
 
@@ -185,7 +185,7 @@ def test_a_model_is_swapped_while_hooks_rest(collector: Recorded) -> None:
     assert set(collector.per_step("micro_steps")) == {2}
 
 
-def test_where_none_of_those_awake_is_called_all_are_awake_again(collector: Recorded) -> None:
+def test_all_hooks_are_enabled_if_no_enabled_one_is_called(collector: Recorded) -> None:
     """From one step on other layers are trained than those that began passes; and then a step is skipped."""
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))) for name in "ab"})
@@ -203,7 +203,7 @@ def test_where_none_of_those_awake_is_called_all_are_awake_again(collector: Reco
     assert [*collector.metric("loss")] == [*range(51)]
 
 
-def test_what_went_on_in_a_window_that_was_lost_after_a_sample_is_not_known(collector: Recorded) -> None:
+def test_window_lost_after_a_sample_is_unknown(collector: Recorded) -> None:
     """It trained other layers than those whose hooks were awake; at the next sample these have no gradient."""
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))) for name in "ab"})
@@ -221,7 +221,7 @@ def test_what_went_on_in_a_window_that_was_lost_after_a_sample_is_not_known(coll
     assert {states[step]["b.3.weight"] for step in (20, 30, 40)} == {"measured"}
 
 
-def test_how_a_loop_clears_its_gradients_is_learned_without_a_sample(collector: Recorded) -> None:
+def test_clearing_of_gradients_is_learned_without_a_sample(collector: Recorded) -> None:
     model = Routed(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with watching(collector, model, optimizer, is_watched=True, every=1000, step=1):
@@ -235,7 +235,7 @@ def test_how_a_loop_clears_its_gradients_is_learned_without_a_sample(collector: 
     assert [*collector.metric("loss")] == [*range(1, 13)]
 
 
-def test_which_hooks_are_always_enabled() -> None:
+def test_always_enabled_hooks() -> None:
     sampler = HookSampler(10)
     sampler.always.add(9)
     for _ in range(14):
@@ -252,7 +252,7 @@ def test_which_hooks_are_always_enabled() -> None:
     assert sampler.unknown == set()
 
 
-def test_what_a_timed_hook_counts_for() -> None:
+def test_weight_of_a_timed_hook() -> None:
     sampler = HookSampler(64)
     assert sampler.weight_of_timed_hook == 16
     for _ in range(15):
@@ -262,7 +262,7 @@ def test_what_a_timed_hook_counts_for() -> None:
 
 
 @pytest.mark.parametrize(("layers", "enabled"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
-def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, enabled: int) -> None:
+def test_most_hooks_of_few_layers_may_be_disabled(monkeypatch: pytest.MonkeyPatch, layers: int, enabled: int) -> None:
     monkeypatch.setattr("gradcanary.tracking.hook_sampler.SPREAD", 16)
     sampler = HookSampler(layers)
     for _ in range(15):

@@ -302,7 +302,7 @@ class Device:
         return Moment(self, max(self.queued_s, self.now_s))
 
 
-def test_what_samples_take_on_a_device_counts_once_it_has_completed(clock: Clock) -> None:
+def test_device_time_of_a_sample_counts_after_it_completes(clock: Clock) -> None:
     """A second a step; a sample takes 0.5 s of the device, and 0.1 s of the host to launch it, which is in it."""
     meter, device = Meter("auto", 0.01), Device()
     meter.device_clock = DeviceClock(device.record)
@@ -328,7 +328,7 @@ def test_what_samples_take_on_a_device_counts_once_it_has_completed(clock: Clock
     assert meter.share() == pytest.approx(16 * 0.5 / (160 + 16 * 0.1))
 
 
-def test_of_more_samples_than_may_be_pending_the_rest_is_not_timed() -> None:
+def test_samples_over_the_pending_limit_are_not_timed() -> None:
     device, launched = Device(), []
     timer = DeviceClock(device.record)
     timer.devices = [torch.device("cuda:0"), torch.device("cuda:1")]

@@ -15,7 +15,7 @@ def resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MEMORY_UNIT
 
 
-def test_on_a_cpu_it_is_the_largest_resident_set() -> None:
+def test_peak_memory_on_a_cpu_is_the_largest_resident_set() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before, after = [], []
@@ -45,7 +45,7 @@ class Counts:
 
 
 @pytest.mark.parametrize(("peaks", "told"), [({0: 7, 1: 9}, 9), ({}, None)])
-def test_on_cuda_it_is_the_fullest_device(
+def test_peak_memory_on_cuda_is_of_the_fullest_device(
     monkeypatch: pytest.MonkeyPatch, peaks: dict[int, int], told: int | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", Counts(peaks))

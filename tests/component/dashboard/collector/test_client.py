@@ -96,7 +96,7 @@ def test_a_change_is_waited_for_longer_than_a_question() -> None:
         server.shutdown()
 
 
-def test_what_did_not_change_is_not_sent_again(script: Script, collector: Collector) -> None:
+def test_unchanged_answers_are_not_sent_again(script: Script, collector: Collector) -> None:
     script.body = json.dumps({"runs": [1]}).encode()
     first = collector.runs()
     again = collector.runs()
@@ -107,7 +107,7 @@ def test_what_did_not_change_is_not_sent_again(script: Script, collector: Collec
     assert collector.runs().version != first.version
 
 
-def test_for_one_page_a_question_is_asked_once(script: Script, collector: Collector) -> None:
+def test_question_is_asked_once_per_page(script: Script, collector: Collector) -> None:
     with client.one_answer_per_question():
         first = collector.runs()
         script.etag, script.body = '"2"', b'{"runs": [2]}'
@@ -117,7 +117,7 @@ def test_for_one_page_a_question_is_asked_once(script: Script, collector: Collec
     assert collector.runs().body == {"runs": [2]}, "the next page asks anew"
 
 
-def test_what_could_not_be_answered_is_asked_again(script: Script, collector: Collector) -> None:
+def test_failed_questions_are_asked_again(script: Script, collector: Collector) -> None:
     script.status = 503
     with client.one_answer_per_question():
         with pytest.raises(UnreachableError):
@@ -126,7 +126,7 @@ def test_what_could_not_be_answered_is_asked_again(script: Script, collector: Co
         assert collector.runs().body == {}
 
 
-def test_on_one_machine_nothing_is_packed(script: Script, collector: Collector) -> None:
+def test_loopback_answers_are_not_compressed(script: Script, collector: Collector) -> None:
     collector.runs()
     assert script.packing == ["identity"]
 
@@ -192,7 +192,7 @@ def test_an_unusable_answer_is_an_outage(script: Script, collector: Collector, s
         collector.run("a")
 
 
-def test_nobody_there_is_an_outage_that_names_the_address() -> None:
+def test_unreachable_collector_is_named_by_its_address() -> None:
     with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9 does not answer"):
         Collector("http://127.0.0.1:9").runs()
 
@@ -214,7 +214,7 @@ def test_a_question_is_the_readers_own(script: Script, collector: Collector) -> 
     assert script.shown == [("Bearer gc_read_theirs", "gradcanary=visit"), (None, None)]
 
 
-def test_or_always_the_same_where_pages_stand_alone(script: Script, collector: Collector) -> None:
+def test_standalone_pages_send_their_own_token(script: Script, collector: Collector) -> None:
     alone = Collector(collector.url, token="gc_read_ours")
     with client.as_reader(READER):
         alone.runs()
@@ -223,7 +223,7 @@ def test_or_always_the_same_where_pages_stand_alone(script: Script, collector: C
     assert script.shown == [("Bearer gc_read_ours", None), (None, None)]
 
 
-def test_what_is_remembered_is_told_to_nobody_whom_the_collector_refuses(script: Script, collector: Collector) -> None:
+def test_cached_answers_are_not_given_to_refused_visitors(script: Script, collector: Collector) -> None:
     collector.runs()
     script.etag, script.status = '"2"', 401
     script.body = json.dumps({"error": {"code": "unauthorized", "message": "A token, please.", "field": None}}).encode()

@@ -366,7 +366,7 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
     assert told == [{"endpoint": 1, "name": "on call", "kind": "opened", "state": "delivered"}]
 
 
-def test_who_does_something_is_the_name_given_or_the_tokens(desk):
+def test_actor_is_the_given_name_or_that_of_the_token(desk):
     desk.record(1, fired(0))
     nobody = desk.api.post("/api/v1/incidents/1/ack", json={})
     assert (nobody.status_code, nobody.json()["error"]["field"]) == (422, "by")

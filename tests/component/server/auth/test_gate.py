@@ -83,7 +83,7 @@ def hello():
     return wire.dump(stream.hello())
 
 
-def test_nobody_gets_anything_without_a_token(app):
+def test_requests_without_a_token_are_refused(app):
     for method, path in (
         ("GET", "/api/v1/runs"), ("GET", RUN), ("DELETE", RUN), ("PUT", SESSION), ("POST", "/api/v1/silences"),
         ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"),
@@ -97,7 +97,7 @@ def test_nobody_gets_anything_without_a_token(app):
 
 
 @pytest.mark.parametrize("token", ["gc_admin_wrong", "x", "gc_admin_", "é"])
-def test_nor_with_one_that_is_none(app, token):
+def test_requests_with_an_invalid_token_are_refused(app, token):
     assert code(app.get("/api/v1/runs", headers={"authorization": f"Bearer {token}".encode()})) == (401, "unauthorized")
     assert app.get(f"/api/v1/runs?token={token}").status_code == 401
 
@@ -183,7 +183,7 @@ def test_each_route_lets_in_whom_it_is_for(app, admin, made):
             assert refused == expected, (route, told)
 
 
-def test_who_signed_in_need_not_say_who_they_are(app, made):
+def test_signed_in_users_are_named_by_their_token(app, made):
     ada = made("admin")
     for said, by in (({}, "ada"), ({"by": None}, "ada"), ({"by": "grace"}, "grace")):
         answer = app.post("/api/v1/silences", json={"run": "lora", "until": TOMORROW, **said}, headers=ada)
@@ -212,7 +212,7 @@ def test_tokens_over_http(app, admin, made):
         assert code(app.post("/api/v1/tokens", json=wish, headers=admin)) == (422, "invalid")
 
 
-def test_what_people_change_is_written_down(app, admin, made):
+def test_changes_are_in_the_audit_log(app, admin, made):
     secrets = [made("read", "wall")["authorization"][7:], admin["authorization"][7:]]
     silence = {"run": "lora-*", "rule": "collapse", "until": TOMORROW, "by": "mallory"}
     number = app.post("/api/v1/silences", json=silence, headers=admin).json()["id"]
@@ -251,7 +251,7 @@ def test_the_audit_log_comes_in_pages(app, admin, monkeypatch):
     assert len(found) >= 3
 
 
-def test_what_became_of_endpoints_and_runs_is_written_down(app, admin):
+def test_endpoint_and_run_changes_are_in_the_audit_log(app, admin):
     """In words that hold no secret, and nothing of a note."""
 
     def ask(method, path, body=None):
@@ -324,7 +324,7 @@ def test_a_page_behind_a_proxy_asks_with_the_cookie_that_came_over_tls(app, admi
     assert app.get("http://testserver/api/v1/runs", headers={"cookie": cookie}).status_code == 200
 
 
-def test_who_is_not_signed_in_signs_nobody_out(app, admin, monkeypatch):
+def test_sign_out_without_a_session_changes_nothing(app, admin, monkeypatch):
     token_cache = app.app.state.services.gate.token_cache
     monkeypatch.setattr(token_cache, "invalidate", lambda: pytest.fail("everybody's tokens were forgotten"))
     for name in ("gradcanary=nobodys", "other=x"):
@@ -332,7 +332,7 @@ def test_who_is_not_signed_in_signs_nobody_out(app, admin, monkeypatch):
 
 
 @pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example", '/"><script>'])
-def test_it_leads_nowhere_else(app, admin, wanted):
+def test_sign_in_redirects_to_this_collector_only(app, admin, wanted):
     page = app.get("/sign-in", params={"next": wanted}).text
     assert "evil" not in page
     assert "<script>" not in page
@@ -340,7 +340,7 @@ def test_it_leads_nowhere_else(app, admin, wanted):
     assert "evil" not in answer.headers["location"]
 
 
-def test_what_does_not_sign_in_is_said_and_written_down(app, admin, made):
+def test_failed_sign_ins_are_reported_and_logged(app, admin, made):
     wrong = app.post("/sign-in", data={"token": "gc_read_<b>"}, headers=OURS)
     assert wrong.status_code == 401
     assert 'role="alert">This access token is unknown, expired or revoked' in wrong.text
@@ -373,7 +373,7 @@ def test_a_page_of_a_stranger_changes_nothing(app, admin):
     assert app.post("/api/v1/tokens", content=json.dumps(made), headers=OURS).status_code == 415
 
 
-def test_one_token_leaves_something_to_the_others(app, made, monkeypatch):
+def test_rate_limit_of_a_token_leaves_room_for_others(app, made, monkeypatch):
     monkeypatch.setattr(auth_gate, "TOKEN_RATE", (3.0, 0.01))
     gate = app.app.state.services.gate
     gate.__dict__.update(auth_gate.AccessControl(gate.database, gate.settings).__dict__)
@@ -385,7 +385,7 @@ def test_one_token_leaves_something_to_the_others(app, made, monkeypatch):
     assert app.get("/api/v1/runs", headers=other).status_code == 200
 
 
-def test_who_guesses_is_slowed_down_and_others_at_the_address_are_not(app, admin, monkeypatch):
+def test_guessing_is_slowed_down_and_others_at_the_address_are_not(app, admin, monkeypatch):
     monkeypatch.setattr(auth_gate, "UNKNOWN_RATE", (3.0, 0.01))
     gate = app.app.state.services.gate
     gate.__dict__.update(auth_gate.AccessControl(gate.database, gate.settings).__dict__)
@@ -450,7 +450,7 @@ def test_only_a_name_of_its_own_is_bound_to_tls(app):
         assert said == ("max-age=31536000" if is_bound else None)
 
 
-def test_nobody_comes_in_by_a_websocket(app):
+def test_websockets_are_refused(app):
     async def inside(_scope, _receive, _send):
         pytest.fail("this is behind the gate")
 
@@ -498,7 +498,7 @@ def test_without_tokens_nobody_on_this_machine_is_asked(module_open):
     assert [(each["actor"], each["action"]) for each in told] == [("loopback", "POST /silences")] * 2
 
 
-def test_but_a_page_of_a_stranger_is_not_on_this_machine(module_open):
+def test_page_of_another_origin_is_not_local(module_open):
     for strange in (
         {"origin": "https://evil.example"}, {"origin": "http://localhost:3000"}, {"sec-fetch-site": "cross-site"},
         {"host": "evil.example", "origin": "http://evil.example"},
@@ -508,6 +508,6 @@ def test_but_a_page_of_a_stranger_is_not_on_this_machine(module_open):
             assert answer.status_code in (400, 403), strange
 
 
-def test_and_neither_is_who_comes_in_by_another_address(module_open):
+def test_request_by_another_address_is_not_local(module_open):
     with_address = TestClient(module_open.app, base_url="http://192.168.1.5:8787", headers={"host": "localhost"})
     assert code(with_address.get("/api/v1/runs")) == (403, "not_here")

@@ -62,7 +62,7 @@ SESSION = "/api/v1/runs/r/sessions/s"
         ("POST", "/sign-out", None),
     ],
 )
-def test_what_a_request_takes(method, path, scope):
+def test_required_scope_of_a_request(method, path, scope):
     assert policy.required_scope(method, path) == scope
 
 
@@ -181,7 +181,7 @@ def test_a_token_to_look_changes_nothing_and_one_to_send_does_nothing_else(metho
         ({"origin": "http://here:x"}, False),
     ],
 )
-def test_whose_page_sent_it(headers, is_own):
+def test_request_of_the_same_site(headers, is_own):
     assert policy.is_same_site({"host": "here:1", **headers}, "https://public.example") == is_own
 
 
@@ -197,9 +197,9 @@ def test_after_signing_in_one_stays_here(wanted):
 @pytest.mark.parametrize(
     "wanted", ["https://evil.example", "//evil.example", "/\\evil.example", "", "/\r\nx: y", "/\t/x"]
 )
-def test_and_goes_nowhere_else(wanted):
+def test_redirect_after_sign_in_stays_on_this_collector(wanted):
     assert policy.local_path(wanted) == "/"
 
 
-def test_where_one_wanted_to_go_is_kept():
+def test_wanted_page_is_kept_over_sign_in():
     assert policy.local_path("/runs/a?layer=3&from=2") == "/runs/a?layer=3&from=2"

@@ -66,14 +66,14 @@ def test_a_token_is_told_once_and_not_kept(archive, make):
     assert (first.id, first.name, first.scope) == (made.id, "laptop", "ingest")
 
 
-def test_what_a_statement_was_given_is_not_in_its_error(archive):
+def test_statement_parameters_are_not_in_errors(archive):
     with pytest.raises(StoreError) as failed, archive.database.write() as connection:
         connection.execute(text("SELECT nonsense FROM token WHERE name = :given"), {"given": "gc_read_x"})
     assert "nonsense" in str(failed.value)
     assert "gc_read_x" not in f"{failed.value} {failed.value.__cause__}"
 
 
-def test_whose_it_is(ring, make):
+def test_token_names_its_owner(ring, make):
     made, secret = make("read", "ada")
     assert ring.get(secret) is None
     assert ring.load(secret) == Principal("ada", "read", made.id)
@@ -101,7 +101,7 @@ def test_guesses_do_not_make_it_read_the_tables_each_time(ring, make, clock, mon
     assert len(reads) <= token_cache.UNKNOWN[0] + 1
 
 
-def test_it_ends_when_it_is_revoked_here_at_once_and_elsewhere_soon(archive, ring, make, clock):
+def test_token_revocation_is_seen_here_at_once_and_elsewhere_soon(archive, ring, make, clock):
     made, secret = make()
     other = TokenCache(archive.database, clock)
     assert ring.load(secret) is not None
@@ -119,7 +119,7 @@ def test_it_ends_when_it_is_revoked_here_at_once_and_elsewhere_soon(archive, rin
         revoke(archive, made.id)
 
 
-def test_it_ends_with_its_days(archive, ring, make, clock, monkeypatch):
+def test_token_expires_with_its_days(archive, ring, make, clock, monkeypatch):
     monkeypatch.setattr(token_cache, "FRESH_S", 10 * DAY)
     _, secret = make(days=1.0)
     assert ring.load(secret) is not None
@@ -132,7 +132,7 @@ def test_it_ends_with_its_days(archive, ring, make, clock, monkeypatch):
     assert TokenCache(archive.database).load(secret) is None
 
 
-def test_its_use_is_noted_once_a_minute(archive, ring, make, clock):
+def test_token_use_is_recorded_once_a_minute(archive, ring, make, clock):
     _, secret = make()
 
     def noted():
@@ -154,7 +154,7 @@ def test_its_use_is_noted_once_a_minute(archive, ring, make, clock):
     assert noted() >= first
 
 
-def test_who_may_look_may_also_while_nothing_can_be_written(archive, ring, make, monkeypatch):
+def test_read_token_works_while_nothing_can_be_written(archive, ring, make, monkeypatch):
     _, secret = make()
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ def test_a_visit_opens_what_its_token_does_and_ends_with_it(archive, ring, make,
     assert ring.load(cookies[1]) is None
 
 
-def test_of_many_visits_the_oldest_end(archive, make, monkeypatch):
+def test_oldest_web_sessions_end(archive, make, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_WEB_SESSIONS", 3)
     made, _ = make()
     with archive.database.write() as connection:
@@ -211,7 +211,7 @@ def test_a_visit_that_began_after_the_clock_was_set_back_is_the_newest(archive, 
         assert found == {tokens.secret_digest(each) for each in cookies}
 
 
-def test_when_a_token_was_used_is_noted_also_after_the_clock_was_set_back(archive, ring, make):
+def test_token_use_is_recorded_after_the_clock_was_set_back(archive, ring, make):
     made, secret = make()
     with archive.database.write() as connection:
         now = archive.database.now(connection)
@@ -226,12 +226,12 @@ def test_when_a_token_was_used_is_noted_also_after_the_clock_was_set_back(archiv
     [("", "read", None), ("x" * 101, "read", None), ("a\nb", "read", None), ("a", "root", None), ("a", "read", 0.0),
      ("a", "read", -1.0), ("a", "read", float("nan")), ("a", "read", 1e9)],
 )  # fmt: skip
-def test_what_is_no_token(archive, make, name, scope, days):
+def test_invalid_tokens_are_refused(archive, make, name, scope, days):
     with pytest.raises(RequestError):
         make(scope, name, days)
 
 
-def test_there_are_only_so_many(make, monkeypatch):
+def test_number_of_tokens_is_limited(make, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_TOKENS", 2)
     make()
     make()
@@ -253,7 +253,7 @@ def test_the_first_ones_are_made_once(archive):
         assert set(tokens.ensure_first(connection, now)) == {"admin", "ingest"}
 
 
-def test_what_ended_is_listed_for_a_month(archive, make):
+def test_ended_tokens_are_listed_for_a_month(archive, make):
     made, _ = make()
     make("admin", "bob", 1.0)
     revoke(archive, made.id)
@@ -277,7 +277,7 @@ def test_the_audit_log_is_bounded_in_age(archive):
         assert [each["action"][:5] for each in tokens.audit_page(connection, None)[0]] == ["last", "zzzzz"]
 
 
-def test_at_a_terminal(archive, ring):
+def test_token_commands(archive, ring):
     said = []
     commands.list_tokens(archive.url, said.append)
     place = maintenance.display_address(archive.url)

@@ -24,7 +24,7 @@ def delete(store):
     assert store.rows(select(run)) == [] == store.rows(select(incident)), "it goes at once"
 
 
-def test_what_was_told_is_told_to_be_over_at_its_pace_and_then_all_of_it_goes(new_store, receiver_factory):
+def test_deleted_run_sends_its_resolutions_and_then_goes(new_store, receiver_factory):
     store, receiver = new_store(), receiver_factory()
     listen(store, receiver)
     store.record(fired(0), fired(1, rule="nonfinite"))
@@ -55,7 +55,7 @@ def test_what_was_told_is_told_to_be_over_at_its_pace_and_then_all_of_it_goes(ne
 
 
 @pytest.mark.parametrize("heard", ["nobody to hear", "too short", "not begun", "not taken", "the end of the run"])
-def test_of_what_was_told_to_nobody_nothing_is_told(new_store, receiver_factory, monkeypatch, heard):
+def test_deleted_run_without_messages_sends_nothing(new_store, receiver_factory, monkeypatch, heard):
     store, receiver = new_store(), receiver_factory(*[status(500)] * (heard == "not taken"))
     if heard != "nobody to hear":
         listen(store, receiver)
@@ -91,7 +91,7 @@ def test_a_message_that_may_have_arrived_is_followed_by_the_end(new_store, recei
     assert [message.type.rsplit(".", 1)[1] for message in receiver.got] == ["opened", "resolved"]
 
 
-def test_who_has_not_heard_of_what_the_end_of_a_run_closed_does_not_begin_to(new_store, receiver_factory):
+def test_unsent_incidents_of_a_deleted_run_are_not_sent(new_store, receiver_factory):
     """One message at a time goes to an endpoint: another one may have been told meanwhile."""
     store, receivers = new_store(), [receiver_factory(), receiver_factory()]
     for each in receivers:

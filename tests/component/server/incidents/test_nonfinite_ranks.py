@@ -86,7 +86,7 @@ def test_a_nan_is_attributed_to_its_rank_whoever_comes_first(archive, comes_firs
     assert ranks(archive) == {0: 1, 1: None}, "of the other layer nobody knows"
 
 
-def test_of_two_ranks_it_is_the_lower_one(archive):
+def test_nonfinite_rank_is_the_lower_of_two(archive):
     made, batches = first_rank()
     greet(archive, made)
     for seq, each in enumerate(batches[:2]):
@@ -191,7 +191,7 @@ def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(archive, mon
     assert json.loads(archive.pictures(50))["samples"] == 20
 
 
-def test_what_is_told_of_a_resumed_run_waits_for_its_own_launch(archive, monkeypatch):
+def test_nonfinite_rank_of_a_resumed_run_waits_for_its_launch(archive, monkeypatch):
     monkeypatch.setattr(compaction, "MOST_BATCHES", 1)
     made, batches = first_rank()
     archive.ingest.hello(RUN, "before", wire.dump(made.hello(launch="zero")))

@@ -39,7 +39,7 @@ def test_later_rules_stand_until_the_last_collector_has_them(archive):
     assert versions == [1, 2, 2, 2, 3]
 
 
-def test_what_a_changed_rule_of_the_clock_said_is_over(archive):
+def test_finding_of_a_changed_clock_rule_is_closed(archive):
     old, stream = started(archive, Rules()), Stream(healthy(8, 3))
     old.hello(RUN, "s", wire.dump(stream.hello()))
     old.batch(RUN, "s", 0, wire.dump(stream.batch(0, 8)))

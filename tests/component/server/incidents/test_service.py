@@ -65,7 +65,7 @@ def test_a_big_batch_of_changes_takes_a_few_statements(store):
     assert len(statements) - opening <= 12
 
 
-def test_what_is_stored_is_what_the_core_says_for_any_cutting(store):
+def test_stored_incidents_equal_the_pure_ones_for_any_cut(store):
     story = [fired(0), fired(2), resolved(0), fired(4), resolved(2), resolved(4), fired(0, step=2000, since=1990)]
     for change in story:
         store.record(change)
@@ -129,7 +129,7 @@ def resume(store):
         connection.execute(insert(launch).values(**second))
 
 
-def test_what_a_resumed_run_does_not_recover_from_is_open_again(store):
+def test_unrecovered_incident_of_a_resumed_run_opens_again(store):
     store.record(fired(0), fired(2))
     store.close_run(step=1000)
     resume(store)
@@ -166,7 +166,7 @@ def test_a_run_does_not_end_on_what_a_later_launch_recovered_from(store):
     assert (headline.severity_at_end, headline.firing) == ("warning", {"collapse": 1})
 
 
-def test_what_a_run_ended_on_goes_on_however_long_it_stood(store):
+def test_incident_opens_again_after_a_day_between_launches(store):
     store.record(fired(0), fired(2))
     store.close_run(step=1000)
     resume(store)
@@ -245,7 +245,7 @@ def test_a_new_report_has_news(store):
 
 
 @pytest.mark.parametrize(("opened_step", "known"), [(200, True), (100, False)])
-def test_what_opened_shortly_before_may_be_the_cause(store, opened_step, known):
+def test_earlier_incident_may_be_the_cause(store, opened_step, known):
     store.record(fired(None, rule="nonfinite", step=opened_step, since=opened_step))
     store.record(resolved(None, rule="nonfinite", step=320))
     store.record(fired(0))

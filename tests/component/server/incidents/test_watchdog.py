@@ -225,7 +225,7 @@ def test_a_job_is_detached_only_when_no_rank_says_that_the_training_ended(world,
     assert world.state == "finished"
 
 
-def test_what_a_run_was_missed_for_as_it_ended_is_not_open_again_with_the_next_launch(world):
+def test_silent_incident_is_not_open_again_with_the_next_launch(world):
     world.start()
     world.wait(6 * MINUTE)
     world.end(state="crashed")

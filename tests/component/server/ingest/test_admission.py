@@ -50,18 +50,18 @@ def test_a_team_that_keeps_a_collector_busy_is_asked_for_fewer_batches_until_it_
 
 
 @pytest.mark.parametrize(("trainings", "asked"), [(100, 1.0), (200, 2.0)])
-def test_those_that_are_asked_do_not_all_send_at_once(trainings, asked):
+def test_send_intervals_are_spread(trainings, asked):
     team = Team(trainings, 5.0)
     assert team.run(5)[-1] == asked
     assert set(team.sent[-8:]) == {trainings * OWN_INTERVAL_S / asked}
 
 
-def test_where_few_train_it_is_not_they_who_keep_it_busy():
+def test_few_trainings_are_not_slowed_down():
     assert Team(10, 1.0, others=0.95).run(3) == [0.0] * 3
     assert Team(30, 1.0, others=0.95).run(2) == [1.0, 2.0]
 
 
-def test_those_that_are_left_send_as_they_like_again():
+def test_remaining_trainings_get_short_intervals_again():
     team = Team(200, 5.0)
     assert team.run(2) == [1.0, 2.0]
     team.due = team.due[:70]
@@ -72,7 +72,7 @@ def test_those_that_are_left_send_as_they_like_again():
 
 @given(st.integers(1, 400), st.floats(0.1, 20), st.floats(0, 0.6))
 @example(141, 2.49, 0.0)
-def test_it_settles(trainings, each_ms, others):
+def test_back_pressure_settles(trainings, each_ms, others):
     team = Team(trainings, each_ms, others)
     *_, before, last = team.run(5)
     assert before == last
@@ -80,7 +80,7 @@ def test_it_settles(trainings, each_ms, others):
     assert last in SEND_INTERVALS_S
 
 
-def test_when_nobody_sends_any_more_nothing_is_asked_for():
+def test_back_pressure_ends_without_trainings():
     team = Team(200, 5.0)
     assert team.run(2) == [1.0, 2.0]
     said = []

@@ -75,13 +75,13 @@ def test_a_question_waits_while_a_batch_waits_for_another(client, tmp_path, monk
     assert {each["step"] for each in answer.result(30).json()["runs"]} != {None}, "it was answered before any batch"
 
 
-def test_it_does_not_wait_for_ever(client, tmp_path, monkeypatch):
+def test_page_does_not_wait_for_ever(client, tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "MAX_WAIT_S", 0.01)
     with two_batches_wait(client, written_by_another(tmp_path)) as pool:
         assert pool.submit(client.get, "/api/v1/runs").result(30).status_code == 200
 
 
-def test_on_postgresql_a_question_waits_for_no_batch(postgres_server, tmp_path, monkeypatch):
+def test_postgresql_question_waits_for_no_batch(postgres_server, tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "MAX_WAIT_S", 60.0)
     db = postgres_server.create_store()
     with (

@@ -260,7 +260,7 @@ def test_a_rank_that_is_excluded_again_in_its_replay_is_not_waited_for_at_each_b
     assert step(archive) == 39, "and again"
 
 
-def test_what_waits_is_put_together_when_nobody_is_left_to_send(archive, clock):
+def test_waiting_shards_are_merged_when_no_session_is_left(archive, clock):
     first, _ = measured(3, 10, 2)
     greet(archive, (first,))
     post(archive, first, 0, first.batch(0, 10))
@@ -434,7 +434,7 @@ def test_a_batch_waits_until_its_session_said_what_it_sends(archive):
     assert (step(archive), waiting(archive)) == (9, 0)
 
 
-def test_what_a_session_sent_decides_what_it_is(archive):
+def test_kind_of_a_session_follows_its_data(archive):
     (first,) = measured(20, 20, 1)
     archive.ingest.hello(RUN, "r0", wire.dump(first.hello(sharded=False)))
     post(archive, first, 0, first.batch(0, 10))

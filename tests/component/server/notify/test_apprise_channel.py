@@ -196,7 +196,7 @@ def test_a_service_is_told_like_any_endpoint(store, receiver_factory, monkeypatc
     assert PASSWORD not in str(dict(row))
 
 
-def test_what_apprise_says_is_told_without_the_address(receiver_factory):
+def test_apprise_errors_are_reported_without_the_address(receiver_factory):
     receiver = receiver_factory(status(403))
     with pytest.raises(TransportError) as failed:
         notify(opened(f"ntfy://127.0.0.1:{receiver.port}/{PASSWORD}"))

@@ -63,7 +63,7 @@ def test_three_hundred_layers_are_one_verified_message(store, receiver_factory):
     assert receiver.got[0].id == "msg_1_1"
 
 
-def test_what_is_due_is_written_some_at_a_time(store, receiver_factory, monkeypatch):
+def test_due_messages_are_written_in_portions(store, receiver_factory, monkeypatch):
     """Nobody else can write meanwhile, and there may be thousands."""
     monkeypatch.setattr(dispatchers, "MAX_STEPS", 1)
     receiver = receiver_factory()
@@ -204,7 +204,7 @@ def test_failures_of_five_days_ago_disable_nobody(store, receiver_factory, monke
     assert store.rows(select(endpoint.c.disabled))[0]["disabled"] is None
 
 
-def test_who_is_enabled_again_hears_the_end_of_what_it_was_told(store, receiver_factory):
+def test_enabled_endpoint_gets_the_end_of_sent_incidents(store, receiver_factory):
     receiver = receiver_factory()
     listen(store, receiver)
     store.record(fired(0))
@@ -401,7 +401,7 @@ def test_no_reminder_is_sent_of_a_detached_run(store, receiver_factory):
     assert due() == ["grew"]
 
 
-def test_of_a_muted_rule_nobody_is_told_and_its_end_leaves_nothing_to_do(store, receiver_factory):
+def test_muted_rule_sends_nothing_and_leaves_nothing(store, receiver_factory):
     listen(store, receiver_factory())
     store.record(fired(0, rule="unused", evidence=None), fired(1))
     with store.database.write() as connection:
@@ -414,7 +414,7 @@ def test_of_a_muted_rule_nobody_is_told_and_its_end_leaves_nothing_to_do(store, 
         assert planner.MarkDone(1, 1) in planned
 
 
-def test_who_comes_back_after_its_lease_writes_nothing(store, receiver_factory):
+def test_dispatcher_after_its_lease_writes_nothing(store, receiver_factory):
     listen(store, receiver_factory())
     store.record(fired(0))
     with store.database.write() as connection:
@@ -433,7 +433,7 @@ def test_who_comes_back_after_its_lease_writes_nothing(store, receiver_factory):
         assert connection.execute(select(func.count()).select_from(attempt)).scalar_one() == 1
 
 
-def test_what_somebody_else_has_claimed_does_not_expire(store, receiver_factory):
+def test_claimed_delivery_of_another_collector_does_not_expire(store, receiver_factory):
     listen(store, receiver_factory())
     store.record(fired(0))
     with store.database.write() as connection:
@@ -508,7 +508,7 @@ def seal(store, drafts, shift_s):
     return store.rows(select(delivery).order_by(delivery.c.version))
 
 
-def test_what_is_being_changed_has_its_turn_in_the_next_round(postgres_server, receiver_factory):
+def test_changing_incident_is_planned_in_the_next_round(postgres_server, receiver_factory):
     store = Store(postgres_server.create_database())
     listen(store, receiver_factory())
     store.record(fired(0))
@@ -563,7 +563,7 @@ def test_a_restart_of_postgresql_delays_messages_and_is_told_in_a_line(receiver_
     assert "Traceback" not in caplog.text
 
 
-def test_what_is_settled_costs_nothing_more(store):
+def test_settled_incidents_are_not_planned_again(store):
     store.record(fired(0))
     store.record(resolved(0))
     with delivering(store, SLOW):

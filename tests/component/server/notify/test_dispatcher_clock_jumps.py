@@ -26,7 +26,7 @@ def told(receiver):
     return [(message.id, message.type.rsplit(".", 1)[1]) for message in receiver.got]
 
 
-def test_what_was_told_keeps_its_distance_in_truth(new_store, receiver_factory):
+def test_messages_keep_their_distance_in_true_time(new_store, receiver_factory):
     """Where the clock goes back; where it goes forward a message may be early."""
     by_s = -DAY
     store, receiver = new_store(), receiver_factory()
@@ -48,7 +48,7 @@ def test_what_was_told_keeps_its_distance_in_truth(new_store, receiver_factory):
 
 
 @sets
-def test_what_is_gathered_or_waits_for_another_attempt_is_sent_soon(new_store, receiver_factory, by_s):
+def test_waiting_messages_are_sent_soon_after_a_jump(new_store, receiver_factory, by_s):
     store, receiver, other = new_store(), receiver_factory(status(503), status(503)), receiver_factory()
     listen(store, receiver)
     listen(store, other)
@@ -90,7 +90,7 @@ def test_a_message_that_nobody_concluded_is_sent_again_under_its_id(new_store, r
     assert told(receiver) in ([("msg_1_1", "opened")], [("msg_1_2" if by_s > 0 else "msg_1_1", "opened")])
 
 
-def test_what_was_said_by_a_clock_that_ran_ahead_is_not_waited_for_by_who_starts_now(new_store, receiver_factory):
+def test_messages_dated_ahead_do_not_delay_a_new_collector(new_store, receiver_factory):
     """The clock is set while no collector runs, as at a boot; also of endpoints that were made before."""
     store, receiver = new_store(), receiver_factory()
     store.database.set_s = DAY

@@ -84,7 +84,7 @@ def test_a_host_that_nobody_knows_is_named_with_what_to_do(monkeypatch):
     assert said.startswith(f"no address is known for the host {NAME} (Name or service not known): check its spelling")
 
 
-def test_of_mixed_answers_none_is_taken(named, pair):
+def test_egress_refuses_mixed_dns_answers(named, pair):
     outside, inside = pair
     named(["127.0.0.1", "127.0.0.2"])
     assert "refused" in str(attempt(f"http://{NAME}:{outside.port}/hook").error)
@@ -114,7 +114,7 @@ def test_a_certificate_is_held_against_the_name_that_was_looked_up(named, receiv
     assert "CERTIFICATE_VERIFY_FAILED" in str(attempt(f"https://127.0.0.1:{receiver.port}/hook").error)
 
 
-def test_what_is_no_name_or_not_known_is_said(named):
+def test_egress_reports_unknown_and_invalid_names(named):
     assert "no name of a host" in str(attempt(f"http://{'a' * 64}.example/").error)
     named([])
     assert "no address" in str(attempt(f"http://{NAME}/").error)
@@ -149,13 +149,13 @@ NOT_PUBLIC = """
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC.split())
-def test_what_is_not_public_is_refused(address):
+def test_egress_refuses_addresses_that_are_not_public(address):
     with pytest.raises(AddressError, match="GRADCANARY_WEBHOOK_NETWORKS"):
         EgressPolicy().check(ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "168.63.129.17", "::ffff:8.8.8.8", "64:ff9b::808:808", "2606::1"])
-def test_what_is_public_is_fine(address):
+def test_egress_allows_public_addresses(address):
     EgressPolicy().check(ipaddress.ip_address(address))
 
 
@@ -180,7 +180,7 @@ def test_a_slow_receiver_has_a_deadline(receiver_factory, monkeypatch, answer):
 
 
 @pytest.mark.parametrize(("answer", "drain_s"), [(trickle, 0.2), (flood, 1000.0)], ids=["slow", "fast"])
-def test_of_a_body_without_end_little_is_read(receiver_factory, monkeypatch, answer, drain_s):
+def test_endless_answer_is_read_up_to_a_limit(receiver_factory, monkeypatch, answer, drain_s):
     monkeypatch.setattr(webhook, "DRAIN_S", drain_s)
     assert attempt(receiver_factory(answer).url).status == 200
 
@@ -190,12 +190,12 @@ def test_headers_without_end_are_an_error(receiver_factory):
 
 
 @pytest.mark.parametrize("answer", [hang, babble, close_mid_answer, status(502), status(504)])
-def test_what_ends_so_may_have_arrived(receiver_factory, monkeypatch, answer):
+def test_attempts_that_may_have_arrived(receiver_factory, monkeypatch, answer):
     monkeypatch.setattr(webhook, "TIMEOUT_S", 1.0)
     assert attempt(receiver_factory(answer).url).error.maybe_delivered
 
 
-def test_what_ends_so_has_not_arrived(receiver_factory):
+def test_attempts_that_did_not_arrive(receiver_factory):
     refused = [receiver_factory(status(code)).url for code in (302, 400, 410, 429, 500, 503)]
     away = receiver_factory()
     away.close()

@@ -63,7 +63,7 @@ def test_endpoints_made_over_http_are_not_the_command_lines(store):
         assert endpoints.enabled_endpoints(connection) == [], "one that the command line named is the operator's"
 
 
-def test_what_the_command_line_says_is_said_there(store):
+def test_command_line_endpoints_change_on_the_command_line_only(store):
     ensure(store, "http://127.0.0.1:9/hook")
     with store.database.write() as connection:
         for wished in ({"min_severity": "critical"}, {"url": "http://8.8.8.8/"}):
@@ -89,7 +89,7 @@ def test_a_secret_that_changes_signs_beside_the_one_before_for_a_day(store):
     assert endpoints.signing_secrets(row, 1.0 + 86_400) == (SECRET,)
 
 
-def test_there_is_a_limit_to_endpoints(store, monkeypatch):
+def test_number_of_endpoints_is_limited(store, monkeypatch):
     monkeypatch.setattr(endpoints, "MAX_ENDPOINTS", 1)
     with store.database.write() as connection:
         endpoints.create_endpoint(connection, "http://8.8.8.8/1", "", "warning", None, 1.0)
@@ -113,7 +113,7 @@ def test_there_is_a_limit_to_endpoints(store, monkeypatch):
         "https://bücher.example/hook",
     ],
 )
-def test_what_is_no_http_address_is_refused_with_a_reason(store, url):
+def test_endpoint_without_an_http_address_is_refused(store, url):
     with pytest.raises(SettingsError, match="--webhook"):
         ensure(store, url)
 
@@ -146,7 +146,7 @@ def test_a_weak_secret_is_refused(store, secret):
         ensure(store, "https://example.com/hook", secret)
 
 
-def test_both_secrets_sign():
+def test_signature_uses_both_secrets():
     message = OutgoingMessage("msg_1_1", "http://x", (SECRET, OTHER), b'{"type":"x"}')
     headers = webhook.signed_headers(message, datetime.now(timezone.utc))
     for secret in (SECRET, OTHER):

@@ -62,7 +62,7 @@ def expire(connection, now):
     assert steps == [Expire(FIRST)]
 
 
-def test_what_arrives_late_counts_as_told_and_the_truth_follows_at_its_pace(told):
+def test_late_arrival_counts_as_sent(told):
     connection, now = told
     expire(connection, now)
     connection.execute(
@@ -89,7 +89,7 @@ def test_an_old_message_that_arrives_after_a_newer_one_is_not_the_last_word(told
     assert (type(step), step.due.kind, step.key.version) == (Enqueue, "resolved", 4)
 
 
-def test_what_was_sealed_as_its_endpoint_was_disabled_is_not_sent(told):
+def test_sealed_message_of_a_disabled_endpoint_is_not_sent(told):
     connection, now = told
     seal(connection, now)
     connection.execute(update(endpoint).values(disabled=now))
@@ -99,7 +99,7 @@ def test_what_was_sealed_as_its_endpoint_was_disabled_is_not_sent(told):
     assert outbox.claim_delivery(connection, FIRST, now) is not None
 
 
-def test_what_fails_again_is_as_it_was(told):
+def test_failed_redelivery_changes_nothing(told):
     connection, now = told
     expire(connection, now)
     before = connection.execute(select(delivery.c.next_attempt)).scalar_one()
@@ -121,7 +121,7 @@ def test_a_second_copy_of_what_arrived_changes_nothing_that_is_told(told):
     assert seal(connection, now + 100) == []
 
 
-def test_what_waits_for_its_next_attempt_is_tried_now(told):
+def test_redelivery_tries_a_waiting_message_now(told):
     connection, now = told
     seal(connection, now)
     send(connection, now, NO)
@@ -130,7 +130,7 @@ def test_what_waits_for_its_next_attempt_is_tried_now(told):
     assert states(connection) == ["delivered"]
 
 
-def test_what_is_under_way_or_of_a_disabled_endpoint_is_not_sent(told):
+def test_redelivery_refuses_claimed_messages_and_disabled_endpoints(told):
     connection, now = told
     seal(connection, now)
     claim = outbox.claim_delivery(connection, FIRST, now)
@@ -155,7 +155,7 @@ def test_what_is_under_way_or_of_a_disabled_endpoint_is_not_sent(told):
 
 
 @pytest.mark.parametrize("result", [200, LATE])
-def test_what_arrives_as_its_endpoint_is_disabled_is_followed_by_its_end(told, result):
+def test_arrival_during_disabling_is_followed_by_the_end(told, result):
     connection, now = told
     seal(connection, now)
     claim = outbox.claim_delivery(connection, FIRST, now)
@@ -207,7 +207,7 @@ def test_a_copy_that_may_have_come_after_the_end_is_followed_by_it_again(told):
     assert (step.due.kind, step.key.version) == ("resolved", 4)
 
 
-def test_who_asks_twice_and_comes_back_late_writes_nothing(told):
+def test_late_result_after_two_redeliveries_writes_nothing(told):
     connection, now = told
     expire(connection, now)
     late = outbox.claim_for_redelivery(connection, *FIRST[1:], now + 1000)

@@ -72,7 +72,7 @@ story = st.lists(
 
 @settings(max_examples=12 * EFFORT, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(story)
-def test_what_two_collectors_write_in_turn_is_read_as_it_was_written(archive, new_run, story):
+def test_rule_state_of_two_collectors_in_turn(archive, new_run, story):
     collectors, truth, name = [RuleStateStore(), RuleStateStore()], RuleState.empty().pack(), new_run()
     for who, what, seed in story:
         if what == "is forgotten":

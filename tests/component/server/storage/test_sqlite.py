@@ -73,7 +73,7 @@ def often(monkeypatch):
 
 
 @pytest.mark.usefixtures("seldom")
-def test_what_was_acknowledged_is_there_after_a_kill_with_a_long_log(tmp_path):
+def test_acknowledged_batches_survive_a_kill_with_a_long_log(tmp_path):
     folder, runs = tmp_path / "killed", range(10)
     app = app_of(tmp_path / "data")
     with opened(app) as client:
@@ -144,7 +144,7 @@ class _Reading:
 
 
 @pytest.mark.usefixtures("seldom")
-def test_who_reads_what_was_for_long_holds_up_nobody_who_writes_and_the_log_ends_after_him(tmp_path, monkeypatch):
+def test_long_reader_blocks_no_writer_and_the_log_ends_after_it(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "RESTART_PAGES", 1)
     monkeypatch.setattr(database, "RESTART_WAIT_S", 0.05)
     app = app_of(tmp_path)

@@ -135,7 +135,7 @@ def test_a_commit_takes_no_more_than_so_many(store, disk):
     assert numbers(store) == set(range(41))
 
 
-def test_one_that_raises_is_undone_alone(store):
+def test_failed_work_is_undone_alone(store):
     write(store, 0)
 
     def fail(number):
@@ -167,7 +167,7 @@ def test_a_commit_that_fails_fails_for_all_in_it(store, disk):
     assert numbers(store) == {0}
 
 
-def test_what_sqlite_rolled_back_by_itself_is_acknowledged_to_none(store):
+def test_rolled_back_transaction_is_acknowledged_to_none(store):
     write(store, 0)
 
     def write_and_break(number):
@@ -189,7 +189,7 @@ def test_what_sqlite_rolled_back_by_itself_is_acknowledged_to_none(store):
 
 
 @pytest.mark.parametrize("open_transaction", [Database.write, Database.write_shared])
-def test_one_that_is_interrupted_in_a_statement_keeps_no_turn(store, open_transaction):
+def test_interrupted_statement_releases_the_writer(store, open_transaction):
     """SQLAlchemy closes a connection whose statement did not come to an end."""
     write(store, 0)
 
@@ -235,7 +235,7 @@ def test_a_disk_that_failed_is_tried_again_and_keeps_all_that_was_acknowledged(s
     assert numbers_in(disk.after_a_cut(file, tmp_path / "cut")) == numbers(store)
 
 
-def test_what_the_disk_lost_was_not_acknowledged_and_the_same_process_goes_on(store, disk, file, tmp_path):
+def test_lost_writes_were_not_acknowledged_and_the_process_continues(store, disk, file, tmp_path):
     write(store, 1)
     disk.loses = True
     with pytest.raises(RequestError):
@@ -337,7 +337,7 @@ def test_the_log_of_a_linked_file_is_measured(disk, tmp_path):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["keep", "raise", "fail"])), min_size=1, max_size=12))
-def test_what_is_acknowledged_is_kept_and_what_raised_is_not(tmp_path_factory, works):
+def test_acknowledged_work_is_kept_and_failed_work_is_not(tmp_path_factory, works):
     """Each work is shared or not, and is kept, raises, or meets a disk that fails."""
     folder = tmp_path_factory.mktemp("store")
     file, disk = blank_stores.lay(folder), Disk()

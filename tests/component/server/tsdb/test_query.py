@@ -206,7 +206,7 @@ def test_the_shares_in_which_layers_are_read_do_not_show(wide, value, order, row
         assert drawn(wide, picture, columns) == whole
 
 
-def test_what_a_heatmap_takes_does_not_grow_with_all_layers(tmp_path):
+def test_heatmap_memory_does_not_grow_with_all_layers(tmp_path):
     made = Store(f"sqlite:///{tmp_path / 'gradcanary.db'}")
     wide_runs.lay(made.database, made.ingest, 2000, 1500)
     for picture, most in (

@@ -77,7 +77,7 @@ def test_a_reader_that_takes_its_time_holds_up_no_writer(store):
     store.send("t", streams.Stream(streams.healthy(10, 2)), 5)
 
 
-def test_what_is_left_behind_is_looked_for_after_a_deletion_only(store, monkeypatch):
+def test_leftovers_are_searched_after_a_deletion_only(store, monkeypatch):
     looked, look = [], retention.orphaned_tables
     monkeypatch.setattr(retention, "orphaned_tables", lambda connection: looked.append(1) or look(connection))
     store.send("s", streams.Stream(streams.healthy(30, 3)), 10, end="finished")
@@ -144,7 +144,7 @@ def test_old_samples_go_and_the_rollups_stay(store, monkeypatch):
     assert '"bucket_steps": 8' in fine, "single steps are not told apart where they are gone"
 
 
-def test_how_the_layers_ended_is_kept(store, monkeypatch):
+def test_last_layer_states_are_kept(store, monkeypatch):
     monkeypatch.setattr(tiles, "TILE_ROWS", 8)
     store.send("s", streams.Stream(streams.healthy(128, 3)), 64, end="finished")
     store.compactor.compact()

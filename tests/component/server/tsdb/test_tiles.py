@@ -47,7 +47,7 @@ def test_compaction_does_not_show(module_archive, small_tiles, story, points, so
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 50, 700]), st.lists(st.integers(0, 20), max_size=4))
-def test_when_it_is_compacted_does_not_show(module_archive, small_tiles, seed, points, cuts):
+def test_time_of_compaction_does_not_show(module_archive, small_tiles, seed, points, cuts):
     made = stream(np.random.default_rng(seed), 400, 0, 1)
     found = []
     for moments in ([], cuts):
@@ -120,7 +120,7 @@ def sampled(archive):
     return [step for piece in pieces for step in piece.columns.steps.tolist()]
 
 
-def test_one_step_a_batch_fills_tiles_while_it_lives_and_all_of_it_at_its_end(archive):
+def test_single_step_batches_fill_tiles(archive):
     archive.send("s", stream(np.random.default_rng(8), 260, 0, 1), 1)
     archive.compactor.compact()
     assert archive.count(batch) == 260 - tiles.TILE_ROWS
@@ -163,7 +163,7 @@ def test_the_log_of_a_run_with_few_samples_does_not_grow_for_ever(archive, monke
     assert archive.pictures(50) == before
 
 
-def test_what_is_large_is_sealed_in_parts(archive, monkeypatch):
+def test_large_runs_are_sealed_in_parts(archive, monkeypatch):
     monkeypatch.setattr(compaction, "MOST_BYTES", 5_000)
     archive.send("s", stream(np.random.default_rng(10), 300, 0, 1), 10, end="finished")
     before = archive.pictures(50)
@@ -270,7 +270,7 @@ def apply(archive, plan):
         return compaction.apply_plan(connection, plan, tiles.pack_tiles(plan.tiles), archive.database.now(connection))
 
 
-def test_what_another_collector_rolled_up_meanwhile_stays_so(archive, small_tiles):
+def test_rollups_of_another_collector_stay(archive, small_tiles):
     made = stream(np.random.default_rng(11), 200, 0, 1)
     halves = [streams.Stream(made.absmax[:160], made.loss[:160]), streams.Stream(made.absmax[160:], first_step=160)]
     archive.send("s", halves[0], 40)

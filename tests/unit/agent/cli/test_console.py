@@ -18,7 +18,7 @@ def test_time_spans(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "0s", "8", "h", "-8h", "1.5h", "2w", "8h ", "٣d", "100000d", "9999999999s"])
-def test_what_is_not_a_time_span(text):
+def test_invalid_time_spans(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time span: 45s, 30m, 8h, 3d"):
         console.parse_time_span(text)
 

@@ -44,7 +44,7 @@ def message(**changed: Any) -> Message:
     return Message(OPENED_UNIX + 10, "msg_1_1", {"type": "gradient.collapse.opened", "data": data})
 
 
-def test_what_is_right_has_no_problem() -> None:
+def test_verdict_passes_a_right_run() -> None:
     assert problems(right().__getitem__, RUNS, [message()]) == []
 
 
@@ -119,7 +119,7 @@ def no_loss(answers: Answers) -> None:
         (no_loss, "did not fall"),
     ],
 )
-def test_one_wrong_thing_is_named(spoil: Callable[[Answers], None], word: str) -> None:
+def test_verdict_names_each_wrong_thing(spoil: Callable[[Answers], None], word: str) -> None:
     answers = copy.deepcopy(right())
     spoil(answers)
     wrong = problems(answers.__getitem__, RUNS, [message()])

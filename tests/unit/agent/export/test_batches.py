@@ -80,7 +80,7 @@ def without_dtypes(body: bytes) -> dict[str, Any]:
 
 
 @given(streams(), st.data())
-def test_whatever_is_answered_steps_come_in_order_or_are_counted(rows, data):
+def test_steps_arrive_in_order_or_are_counted_for_any_answers(rows, data):
     box, bodies, seqs, taken, waiting = boxed(), [], [], [], list(rows)
     while waiting or not box.is_empty:
         for _ in range(data.draw(st.integers(1, 30)) if waiting else 0):
@@ -153,7 +153,7 @@ def test_a_repeat_tells_a_new_database_what_the_old_one_knew():
     assert json.loads(box.next_batch(ROOMY).body)["accumulators"] != []
 
 
-def test_what_was_lost_is_told_where_it_is_missing():
+def test_dropped_steps_are_reported_where_they_are_missing():
     box = boxed()
     for step in (0, 1, 2):
         box.add(row(step))
@@ -229,7 +229,7 @@ def test_a_batch_survives_its_bytes_and_its_count_of_dropped_steps_is_the_last(r
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"blocks": 1}', b"\xff", b"[" * 100_000])
-def test_what_is_no_batch_is_said_so(body):
+def test_invalid_stored_batches_are_rejected(body):
     with pytest.raises(ValueError, match=r"."):
         batches.parse_batch(body)
 

@@ -91,7 +91,7 @@ def test_full_it_gives_up_every_second_segment_of_the_oldest_half_and_keeps_the_
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 20_000])
-def test_it_stays_bounded_with_its_first_and_its_last_batch(tmp_path, limit):
+def test_outbox_stays_bounded_and_keeps_its_first_and_last_batch(tmp_path, limit):
     store = spool_in(tmp_path)
     store.limit = limit
     for number in range(300):
@@ -131,7 +131,7 @@ def test_a_segment_that_is_damaged_meanwhile_takes_only_its_own_along(tmp_path):
     assert [batch.made for batch in drained(store)] == [2, 3]
 
 
-def test_what_one_process_has_no_other_one_opens(tmp_path):
+def test_spool_of_a_process_is_not_opened_by_another(tmp_path):
     store = spool_in(tmp_path)
     with pytest.raises(spool.LockedError):
         Spool.open(store.path)
@@ -230,7 +230,7 @@ class Weather:
 
 
 @given(streams(), st.integers(0, 2**32))
-def test_whatever_the_weather_steps_come_in_order_or_are_counted(rows, seed):
+def test_steps_arrive_in_order_or_are_counted_for_any_failures(rows, seed):
     with tempfile.TemporaryDirectory() as folder:
         weather = Weather(rows, random.Random(seed), folder)
         weather.pass_by()
@@ -265,7 +265,7 @@ def test_a_restart_sends_what_was_in_flight_with_its_number_and_its_bytes(tmp_pa
     assert (after["steps"], after["dropped_steps"]) == ([8], 2)
 
 
-def test_what_a_full_spool_gives_up_is_reported_where_it_is_missing(tmp_path):
+def test_steps_dropped_by_a_full_spool_are_reported_where_they_are_missing(tmp_path):
     store = spool_in(tmp_path)
     store.limit = 0
     box = Outbox(RetryQueue(lambda *_: store, pytest.fail))

@@ -281,7 +281,7 @@ def test_sampling_makes_no_tensor_of_numbers() -> None:
     assert read(measured).zeros == {0: 0, 1: 0, 2: 2, 3: 4}
 
 
-def test_what_is_measured_of_low_precision_makes_no_tensor_of_numbers() -> None:
+def test_low_precision_measurement_makes_no_copy() -> None:
     weights = [
         torch.nn.Parameter(torch.ones(3000, dtype=torch.bfloat16)),
         torch.nn.Parameter(torch.ones(4, dtype=torch.float16)),
@@ -306,7 +306,7 @@ def test_what_is_measured_of_low_precision_makes_no_tensor_of_numbers() -> None:
         assert len(forecasts(optimizer, references)) == 2
 
 
-def test_what_can_be_measured() -> None:
+def test_readable_tensors() -> None:
     assert is_measurable(torch.ones(2))
     assert not is_measurable(torch.ones(0))
     assert is_measurable(torch.eye(2).to_sparse())
@@ -442,7 +442,7 @@ def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
 # -- the identity --------------------------------------------------------------------------------------------------
 
 
-def test_of_a_shard_that_is_reduced_later_only_a_gradient_that_is_gone_is_new() -> None:
+def test_shard_reduced_later_is_new_only_without_a_gradient() -> None:
     """Before the first reduction of a window there is none, and none that the window before it has left."""
     weight = torch.nn.Parameter(torch.ones(3))
     identity = GradientIdentity()

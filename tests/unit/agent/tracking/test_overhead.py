@@ -46,7 +46,7 @@ def intervals(*costs: tuple[float, float], policy: IntervalPolicy | None = None)
     return found
 
 
-def test_it_widens_while_the_share_is_over_the_budget_and_no_further() -> None:
+def test_interval_widens_until_the_share_is_within_budget() -> None:
     assert intervals(*[(0.009, 0.0)] * 3) == [1, 1, 1]
     assert intervals(*[(0.05, 0.0)] * 4) == [1, 10, 10, 10]
     assert intervals(*[(0.5, 0.0)] * 4) == [1, 10, 10, 100]
@@ -57,17 +57,17 @@ def test_it_widens_while_the_share_is_over_the_budget_and_no_further() -> None:
     assert policy.every == 10
 
 
-def test_one_measurement_over_the_budget_changes_nothing() -> None:
+def test_interval_ignores_a_single_measurement_over_budget() -> None:
     assert intervals(*[(0.05, 0.0), (0.009, 0.0)] * 5) == [1] * 10
 
 
-def test_what_every_step_costs_is_no_reason_to_sample_less() -> None:
+def test_cost_of_unsampled_steps_does_not_widen_the_interval() -> None:
     """Every step takes 2 %: seen only once there are steps that are not sampled."""
     assert intervals(*[(0.001, 0.02)] * 6) == [1, 10, 10, 10, 10, 10]
     assert intervals(*[(0.03, 0.02)] * 6) == [1, 10, 10, 100, 100, 100]
 
 
-def test_one_that_was_too_wide_becomes_finer_after_ten_measurements_with_room() -> None:
+def test_interval_narrows_after_ten_measurements_with_room() -> None:
     slow, fast = (0.05, 0.0), (0.004, 0.0)
     assert intervals(slow, slow, *[fast] * LOOKS_UNDER) == [1] + [10] * LOOKS_UNDER + [1]
     assert intervals(slow, slow, *[fast] * 9, (0.008, 0.0), *[fast] * 9)[1:] == [10] * 20
@@ -75,7 +75,7 @@ def test_one_that_was_too_wide_becomes_finer_after_ten_measurements_with_room() 
 
 
 @given(st.lists(st.tuples(prices, prices), min_size=1, max_size=300))
-def test_it_moves_by_one_whatever_the_costs(costs: list[tuple[float, float]]) -> None:
+def test_interval_moves_by_one_position_at_most(costs: list[tuple[float, float]]) -> None:
     indices = [0, *map(INTERVALS.index, intervals(*costs))]
     moves = [after - before for before, after in pairwise(indices)]
     assert set(moves) <= {-1, 0, 1}
@@ -85,7 +85,7 @@ def test_it_moves_by_one_whatever_the_costs(costs: list[tuple[float, float]]) ->
 
 
 @given(st.sampled_from(INTERVALS), prices, prices, st.integers(0, 2**32), st.sampled_from([0.0, 0.3]))
-def test_in_a_steady_training_it_settles(every: int, sample: float, step: float, seed: int, noise: float) -> None:
+def test_interval_settles_in_a_steady_training(every: int, sample: float, step: float, seed: int, noise: float) -> None:
     """What else the machine does makes each measurement up to 30 % higher or lower."""
     draws, costs = Random(seed), []
     for _ in range(1000):

@@ -70,7 +70,7 @@ def test_no_query_is_refused(search: str) -> None:
         f"?metrics={'m' * (MAX_SOUGHT + 1)}",
     ],
 )
-def test_what_cannot_be_read_counts_as_absent(search: str | None) -> None:
+def test_unreadable_parts_of_the_address_count_as_absent(search: str | None) -> None:
     assert parse(search) == View()
 
 

@@ -41,7 +41,7 @@ def test_time_rises_with_the_steps_however_long_each_took(taken: list[float], bu
     assert (np.diff(clock.at(np.linspace(-1, steps[-1] + bucket, 500))) >= 0).all()
 
 
-def test_what_came_before_a_pause_ended_before_it() -> None:
+def test_bucket_before_a_pause_ends_before_it() -> None:
     """Ten steps a second, and a night between steps 49 and 50."""
     steps = np.arange(100)
     times = 1e9 + steps * 0.1 + np.where(steps >= 50, 30_000, 0)
@@ -50,7 +50,7 @@ def test_what_came_before_a_pause_ended_before_it() -> None:
     assert clock.at(50) == pytest.approx(times[50] * 1e3)
 
 
-def test_where_older_steps_lie_behind_newer_ones_there_is_no_axis_of_time() -> None:
+def test_no_time_axis_where_steps_are_out_of_order() -> None:
     steps = np.arange(0, 100, 10)
     times = np.where(steps < 50, 5000 + steps, 1000 + steps)
     assert Clock.of(answer(steps, times)) is None

@@ -65,7 +65,7 @@ def test_the_sentence_says_what_the_accumulator_costs_and_saves() -> None:
     )
 
 
-def test_what_nobody_measured_is_not_called_the_same() -> None:
+def test_unmeasured_layers_are_not_called_equal() -> None:
     unknown = replace(AFTER, step_time_s=None, peak_memory_bytes=None, loss_there=None, accumulators={})
     words = said(BEFORE, unknown)
     assert "The dtype of the accumulators of B is not known" in words
@@ -90,7 +90,7 @@ def test_no_difference_is_said_as_that() -> None:
     assert "ends at not finite instead of 0.131" in diverged
 
 
-def test_of_several_it_says_who_has_the_least_of_what() -> None:
+def test_sentence_names_the_lowest_of_several_runs() -> None:
     third = replace(AFTER, letter="C", firing=3, step_time_s=None, peak_memory_bytes=9 * 2.0**30, loss_there=NAN)
     assert said(BEFORE, AFTER, third) == (
         "Fewest layers with a rule that fires: B, 0; most: A, 18; shortest steps: A, 200 ms (not known of C); "
@@ -259,7 +259,7 @@ def test_a_page_without_two_runs_says_what_to_do(search: str, unknown: tuple[str
     assert "<img src=x>" in text_of(contents["compare-picker"])
 
 
-def test_what_has_nothing_in_common_offers_a_way_on() -> None:
+def test_runs_without_common_layers_offer_a_link() -> None:
     data = CompareData([compared("A", {}), compared("B", {}, first=5000)], [])
     assert "Count from the first step of each" in text_of(run_picker.notes(data, CompareView(("AAA", "BBB"))))
     zoomed = CompareView(("AAA", "BBB"), View(from_step=3, to_step=9))

@@ -76,7 +76,7 @@ def test_a_collapse_late_in_a_run_is_found_where_it_was() -> None:
     assert (first.first, first.last) == (200, 219)
 
 
-def test_one_step_is_no_difference() -> None:
+def test_single_step_is_no_difference() -> None:
     before, after = flat(-3), flat(-3)
     after[0, 100], after[0, 150] = -9000, 3000
     assert of_two(before, after)[0].gap == 0
@@ -103,7 +103,7 @@ def test_exact_zero_and_not_finite_are_further_than_any_number() -> None:
     assert found["layer.3"].values == (0, 0)
 
 
-def test_what_was_not_measured_at_the_same_time_is_counted_and_not_compared() -> None:
+def test_steps_measured_in_one_run_only_are_counted_and_not_compared() -> None:
     one, other = flat(-3, -3, -3), flat(-3, -6, -4)
     one[1], other[1, :120], other[2, ::2] = NO_DATA, NO_DATA, NO_DATA
     found = differences([picture(one), picture(other)], [0, 0], (0, STEPS - 1), is_log=True)

@@ -40,7 +40,7 @@ def test_a_gap_that_a_later_launch_measured_again_is_none() -> None:
     assert holes(first, again, gaps=(gap(1, 70, 79),)) == []
 
 
-def test_what_lies_between_two_launches_is_a_hole() -> None:
+def test_steps_between_two_launches_are_a_hole() -> None:
     assert holes(session(1, 0, 99), session(2, 100, 199)) == []
     assert holes(session(1, 0, 99), session(2, 130, 199)) == [(100, 129)]
     assert holes(session(1, 0, 90, every=10), session(2, 95, 199)) == []
@@ -48,7 +48,7 @@ def test_what_lies_between_two_launches_is_a_hole() -> None:
     assert holes(session(1, 0, None), session(2, 130, 199)) == []
 
 
-def test_what_a_link_shows_beyond_all_steps_is_a_hole_as_well() -> None:
+def test_steps_beyond_the_run_are_a_hole() -> None:
     found = run_launches.launches(run(sessions=[session(1, 10, 99), session(2, 50, 199), session(3, 0, None)]))
     there = run_launches.measured(found)
     assert there == (10, 199)

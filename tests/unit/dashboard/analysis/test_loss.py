@@ -54,7 +54,7 @@ def test_a_rise_and_a_bump_are_told_apart() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 12, 40, 100, 180])
 @pytest.mark.parametrize("since", [248, 600, 728])
-def test_what_the_loss_did_ahead_of_the_fall_is_no_level_of_before(since: int, ahead: int) -> None:
+def test_loss_ahead_of_the_fall_is_no_baseline(since: int, ahead: int) -> None:
     jumped = since - ahead
     level = 0.12 + np.random.default_rng(ahead).normal(0, 0.002, len(STEPS))
     stays = level + 0.38 * (jumped <= STEPS)
@@ -92,7 +92,7 @@ def test_single_steps_vary_more_than_the_buckets_they_are_held_against(seed: int
     assert str(loss_levels.words(smooth, noisy)).startswith("the loss does not show it: 0.3 before, 0.")
 
 
-def test_what_cannot_be_told_is_not_said() -> None:
+def test_unknown_loss_is_not_described() -> None:
     assert loss_levels.words(None, answer(falling())) is None
     assert loss_levels.words(answer(falling()), None) is None
     assert said(falling(), 600, split="val") is None

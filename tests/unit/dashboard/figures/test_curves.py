@@ -104,7 +104,7 @@ def test_the_threshold_is_always_in_sight() -> None:
         assert low < -4 < high
 
 
-def test_what_is_not_finite_is_a_cross() -> None:
+def test_nonfinite_values_are_crosses() -> None:
     answer = series_answer(curve([1e-3, NAN], [1e-3, NAN], [1e-3, NAN], nonfinite=[0, 3]), [0, 1])
     drawn = curves.trend(answer, span_of([0, 1]), ABSMAX, QUIET, firing=True)
     cross = next(trace for trace in drawn["data"] if trace["mode"] == "markers")

@@ -118,7 +118,7 @@ def test_no_label_of_a_block_lies_on_another(sizes: list[int]) -> None:
     assert layout["yaxis"]["ticktext"] == [blocks[int(place)] for place in places]
 
 
-def test_of_blocks_too_close_to_each_other_the_largest_are_labelled() -> None:
+def test_largest_of_close_blocks_are_labelled() -> None:
     answer = heatmap_answer(rows=76, columns=2)
     blocks = ["wte", "wpe", *(f"h.{row // 6}" for row in range(72)), "ln_f", "lm_head"]
     for row, block in zip(answer["rows"], blocks, strict=True):

@@ -30,14 +30,14 @@ def test_groups_with_the_same_rates_share_a_line() -> None:
     )
 
 
-def test_one_line_needs_no_legend_and_a_rate_of_zero_is_drawn() -> None:
+def test_single_rate_has_no_legend_and_zero_is_drawn() -> None:
     found = learning_rates.read(answer(lr0=[1e-3, 5e-4, 1e-4, 0, 0, 0]), Events())
     drawn = learning_rates.figure(found, SPAN, Events())
     assert learning_rates.legend(found, [0]) == []
     assert [each["text"] for each in drawn["layout"]["annotations"]] == ["exact 0"]
 
 
-def test_what_is_no_learning_rate_is_not_drawn() -> None:
+def test_other_metrics_are_no_learning_rates() -> None:
     logged = [{"name": name, "tags": {}} for name in ("loss", "lr", "lr1", "lr_max", "lr03x")]
     assert learning_rates.names([*logged, {"name": "lr0", "tags": {"split": "val"}}]) == ["lr1"]
     drawn = learning_rates.figure(learning_rates.read(answer(loss=[1.0] * 6), Events()), SPAN, Events())
@@ -45,7 +45,7 @@ def test_what_is_no_learning_rate_is_not_drawn() -> None:
     assert "No learning" in drawn["layout"]["annotations"][0]["text"]
 
 
-def test_of_many_groups_some_are_drawn() -> None:
+def test_learning_rates_of_some_groups_are_drawn() -> None:
     many = answer(**{f"lr{group}": [1e-3 * (group + 1)] * 6 for group in range(40)})
     found = learning_rates.read(many, Events())
     assert [each.name for each in found] == [f"group {group}" for group in range(len(learning_rates.COLOURS))]

@@ -51,7 +51,7 @@ def test_only_what_was_logged_has_a_figure_in_a_steady_order() -> None:
     assert (listed["run"], listed["revision"], listed["more"]) == ("run", 3, "")
 
 
-def test_of_very_many_metrics_some_are_drawn_and_the_rest_is_counted() -> None:
+def test_metrics_over_the_limit_are_counted() -> None:
     found = metric_figures.of([metric(f"m{number}") for number in range(130)])
     listed = json.loads(metric_figures.listed(found, "run", 1))
     more = "30 more metrics can be found by a part of the name."
@@ -88,14 +88,14 @@ def test_each_set_of_tags_is_a_line_of_its_own() -> None:
     assert len(pens) == 4
 
 
-def test_one_without_tags_needs_no_legend() -> None:
+def test_metric_without_tags_has_no_legend() -> None:
     found = drawn([metric("step_time_s", 0.163)])
     assert found["legend"] == []
     assert found["last"] == "last 163 ms"
     assert lines(found)[0]["customdata"][0] == ["0", "1 s"]
 
 
-def test_what_is_chosen_is_drawn_and_the_address_says_it() -> None:
+def test_chosen_metrics_are_drawn_and_in_the_address() -> None:
     hosts = [metric("load", host=f"n{number:02}") for number in range(40)]
     (panel,) = metric_figures.of(hosts)
     assert [each.text for each in panel.chosen(View())] == [f"host=n{number:02}" for number in range(12)]
@@ -132,7 +132,7 @@ def test_tags_are_never_read_as_a_template_or_as_html() -> None:
     assert line["hovertemplate"].startswith("%{fullData.name}<br>")
 
 
-def test_what_is_logged_now_and_then_is_one_line_and_what_each_step_has_breaks() -> None:
+def test_sparse_metrics_are_one_line_and_dense_ones_break() -> None:
     """An evaluation of now and then, and a loss of which steps are missing."""
     values = [float(step) if step in (0, 3, 6, 19) else NAN for step in range(20)]
     sparse = drawn([metric("eval")], values=values)
@@ -149,7 +149,7 @@ def test_a_metric_without_a_value_in_sight_says_so() -> None:
     assert found["last"] == "last 21.9 GiB"
 
 
-def test_what_is_not_finite_is_a_cross_at_its_step() -> None:
+def test_nonfinite_metrics_are_crosses() -> None:
     told = answer(metric("loss"))
     told["metrics"][0]["nonfinite"] = column([0] * 5 + [2] + [0] * 14, "int32")
     (panel,) = metric_figures.of([metric("loss", None)])
@@ -221,7 +221,7 @@ def test_values_that_span_decades_are_on_a_log_axis_unless_somebody_chose(values
 
 
 @pytest.mark.parametrize(("least", "words"), [(0.0, "exact 0"), (-3.0, "0 or less")])
-def test_what_has_no_logarithm_stays_in_sight(least: float, words: str) -> None:
+def test_values_without_a_logarithm_stay_visible(least: float, words: str) -> None:
     values = [least, *[10.0 ** (place - 9) for place in range(19)]]
     assert yaxis(values) == ("linear", "", [])
     assert yaxis(values, "?y=log") == ("log", "log axis, what is not above 0 on its floor", [words])
@@ -232,7 +232,7 @@ def test_what_has_no_logarithm_stays_in_sight(least: float, words: str) -> None:
     assert line["customdata"][0][1] == f"{least:g}"
 
 
-def test_where_nothing_is_above_zero_a_log_axis_is_refused() -> None:
+def test_log_axis_is_refused_without_positive_values() -> None:
     assert yaxis([-1.0] * 20, "?y=log") == ("linear", "linear: nothing is above 0", [])
     assert search(parse("?y=log")) == "?y=log"
     assert search(parse("?y=auto")) == ""

@@ -68,7 +68,7 @@ def test_a_filter_is_its_address(chosen: Filter, place: str | None) -> None:
 
 
 @pytest.mark.parametrize("search", [None, "?", "?state=x&severity=y&before="])
-def test_what_cannot_be_read_leaves_nothing_out(search: str | None) -> None:
+def test_unreadable_filters_are_ignored(search: str | None) -> None:
     chosen = incidents_address.parse(search)
     assert chosen == Filter(state=chosen.state)
 
@@ -90,7 +90,7 @@ def test_a_beginning_covers_the_names_that_begin_so(prefix: str, rest: str) -> N
     assert found(rest) == rest.startswith(prefix.strip())
 
 
-def test_which_layers_are_meant() -> None:
+def test_silence_form_makes_a_layer_expression() -> None:
     assert silence_form.match("all", "x") is None
     assert silence_form.match("regex", " lora_A|mlp ") == "lora_A|mlp"
     for layers in ("prefix", "regex"):
@@ -183,7 +183,7 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
         assert words in filled["incident-cause"], words
 
 
-def test_what_is_about_a_whole_run_has_no_layers() -> None:
+def test_incident_of_a_whole_run_has_no_layers() -> None:
     silent = full(layers=[member(0, layer=None, name="(whole run)")], counts={"firing": 0, "ever": 0, "layers": 2})
     filled = incident_page.fill(silent)
     assert json.loads(filled["members"]) == []
@@ -240,7 +240,7 @@ def test_pages_of_the_history_follow_each_other() -> None:
 
 
 @given(st.lists(TEXTS, max_size=4))
-def test_what_is_drawn_is_text_and_attributes(texts: list[str]) -> None:
+def test_drawn_page_is_text_and_attributes(texts: list[str]) -> None:
     drawn = static.drawn([html.P([text, html.B(text)], title=text, className="x", hidden=True) for text in texts])
     paragraphs = [["p", {"title": text, "class": "x", "hidden": ""}, text, ["b", {}, text]] for text in texts]
     assert json.loads(drawn) == paragraphs

@@ -70,7 +70,7 @@ def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
     assert early == Verdict("warning", "Nothing heard; the training crashed")
 
 
-def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
+def test_incident_closed_by_the_end_of_a_run_is_not_called_resolved() -> None:
     ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
     assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
     assert "run ended at step 99" in json.dumps(incident_card.panel([ended], View()), default=str)
@@ -95,7 +95,7 @@ def test_a_run_that_ended_without_a_step_does_not_wait(layers: int) -> None:
         assert verdict(run(state=state, step=None, layers=layers)).tone == "waiting"
 
 
-def test_nor_do_its_layers_and_launches() -> None:
+def test_layers_and_launches_wait_for_a_step_only_while_the_run_lives() -> None:
     unmeasured = layer(0, absmax=None, norm=None, step=None, state=None)
     assert of_layer(unmeasured, [], has_ended=True) == Verdict("information", "Nothing was measured of this layer")
     assert of_layer(unmeasured, [], has_ended=False).tone == "waiting"
@@ -105,7 +105,7 @@ def test_nor_do_its_layers_and_launches() -> None:
 
 
 @pytest.mark.parametrize(("state", "words"), [("finished", "No layer."), ("live", "No layer yet.")])
-def test_nor_does_the_page_of_such_a_run(state: str, words: str) -> None:
+def test_page_waits_for_layers_only_while_the_run_lives(state: str, words: str) -> None:
     empty = heatmap_answer(rows=0, columns=0)
     told = run(state=state, step=None, layers=0, framework=None)
     contents = run_page.fill(RunData(told, [], None, empty, None, None, None, None, [], "", clips=False), View())
@@ -187,7 +187,7 @@ def endpoint(**changes: object) -> dict[str, object]:
     return {**made, **told, **changes}
 
 
-def test_whom_no_message_reaches_stands_above_the_runs() -> None:
+def test_unreachable_endpoints_are_listed_above_the_runs() -> None:
     given_up = {"state": "disabled", "reason": "answered 410", "disabled_by": "failures"}
     failing = {"failing_since": "2026-11-20T10:00:00.000Z", "last_failure": "2026-11-20T10:11:00.000Z"}
     shown = [endpoint(**given_up), endpoint(**failing, last_error="answered 500", name="pager")]
@@ -267,7 +267,7 @@ def test_the_filter_says_when_nothing_matches() -> None:
     assert '"/?text=%3Cimg+src%3Dx%3E&state=live&archived=1"' in said
 
 
-def test_of_more_open_incidents_than_one_answer_holds_none_is_said_to_be_the_last() -> None:
+def test_more_open_incidents_than_one_answer_holds() -> None:
     opened = [incident(number) for number in range(100, 8, -1)] + [incident(8, severity="information")]
     for following, said in ((None, ("92 open incidents", "and 87 more")), (8, ("over 92 open", "and all others"))):
         shown = text_of(runs_page.fill([run()], {"incidents": opened, "next": following}, Listing())["runs"])
@@ -308,11 +308,11 @@ def test_a_listing_is_what_its_address_says(
 
 
 @pytest.mark.parametrize("search", ["?state=ended&sort=x&archived=yes", "?&&=", "?text=" + "x" * 200])
-def test_what_a_listing_cannot_be_counts_as_absent(search: str) -> None:
+def test_unreadable_listing_parameters_count_as_absent(search: str) -> None:
     assert parse(search) == Listing("x" * MAX_TEXT if "text" in search else "")
 
 
-def test_what_people_said_of_a_run_is_on_its_card_and_its_page() -> None:
+def test_notes_and_tags_are_on_card_and_page() -> None:
     labelled = run(note="lr too\nhigh", tags=["sdxl"], archived=True, aliases=["before"])
     shown = text_of(runs_page.fill([labelled], NONE_OPEN, Listing())["runs"])
     assert '"/?text=sdxl"' in shown
@@ -375,7 +375,7 @@ def test_siblings_differ_in_their_numbers_only() -> None:
 
 
 @given(st.integers(1, 450), st.integers(0, 449))
-def test_of_many_siblings_the_nearest_are_shown(count: int, place: int) -> None:
+def test_nearest_siblings_are_shown(count: int, place: int) -> None:
     listed = [layer(number) for number in range(count)]
     mine = listed[place % count]
     shown = layers.around(listed, mine)

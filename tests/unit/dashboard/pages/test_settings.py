@@ -76,7 +76,7 @@ def test_an_endpoint_says_how_it_goes() -> None:
     assert known(pending=2)["Pending"] == '"2 messages"'
 
 
-def test_what_the_operator_gave_says_where() -> None:
+def test_configured_endpoints_name_their_source() -> None:
     assert "From" not in known()
     assert "--webhook" in known(origin="operator")["From"]
     of_apprise = known(origin="operator", kind="apprise", url=None)
@@ -85,7 +85,7 @@ def test_what_the_operator_gave_says_where() -> None:
     assert "Address" not in known(name=""), "its address is its title"
 
 
-def test_who_may_not_change_is_told_so_and_has_no_working_button() -> None:
+def test_readers_have_disabled_buttons() -> None:
     pages: list[tuple[str, dict[str, Any], Any]] = [
         ("endpoints", endpoint_pages.fill([endpoint()], URL, may=False), endpoint_pages.frame),
         ("silences", silences_page.fill([], None, [], [], URL, may=False, is_signed_in=False), silences_page.frame),
@@ -180,7 +180,7 @@ def shown(rules: dict[str, Any] | None = None) -> dict[str, str]:
         ),
     ],
 )
-def test_what_rules_would_have_sent_says_what_was_counted(line: dict[str, Any], said: str) -> None:
+def test_trial_result_says_what_was_counted(line: dict[str, Any], said: str) -> None:
     slots = rules_page.tried(line)
     assert said in slots["rules-trial"]
     assert "Done." in slots["rules-tried"]
@@ -223,7 +223,7 @@ def test_a_list_that_is_empty_says_what_to_do_in_lines_to_copy() -> None:
     assert tokens_page.LINE not in tokens_page.fill(None)["token-list"]
 
 
-def test_what_a_silence_would_hide_is_counted_and_named() -> None:
+def test_silence_preview_counts_and_names_incidents() -> None:
     def found(number: int, **changes: object) -> dict[str, Any]:
         return {"id": number, "run": "fell", "rule": "scale_drop", "members": 2, "firing": 2, **changes}
 

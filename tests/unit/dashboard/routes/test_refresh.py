@@ -46,7 +46,7 @@ def test_new_columns_are_all_that_is_sent_of_a_picture_that_grew():
     assert (read({**z, "shape": "4, 2"}) == cells[:, 8:]).all()
 
 
-def test_what_nobody_remembers_is_sent_as_a_whole():
+def test_forgotten_heatmap_is_sent_as_a_whole():
     cells = np.zeros((2, 3), np.int16)
     kept = Pictures()
     kept.shortened(figure(cells), None, "first")

@@ -76,7 +76,7 @@ def test_an_exact_value_is_the_float32_that_was_sent(number: float) -> None:
 
 
 @given(st.floats(2.0**-120, 2.0**120))
-def test_what_is_no_float32_has_seven_digits(number: float) -> None:
+def test_number_outside_float32_has_seven_digits(number: float) -> None:
     assert float(numbers.exact(number).replace(",", "")) == pytest.approx(number, rel=5e-7)
 
 

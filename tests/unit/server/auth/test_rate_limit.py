@@ -54,5 +54,5 @@ def test_others_have_their_own_and_the_longest_unused_is_forgotten(monkeypatch):
         ("", ""),
     ],
 )
-def test_what_is_one_neighbour(address, shared):
+def test_rate_limit_key_of_an_address(address, shared):
     assert rate_limit_key(address) == shared

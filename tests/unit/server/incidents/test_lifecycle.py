@@ -33,7 +33,7 @@ def test_the_highest_severity_stays():
     assert (case.incident.severity, case.members[1].severity) == ("critical", "critical")
 
 
-def test_it_resolves_with_its_last_member_and_says_how():
+def test_incident_resolves_with_its_last_member():
     [case] = moved(fired(1), fired(2), resolved(1, step=800))
     assert (case.incident.state, case.incident.firing) == ("open", 1)
     [case] = moved(resolved(2, step=900), before=case)
@@ -57,7 +57,7 @@ def test_a_refire_within_six_hours_reopens_and_later_is_another_incident():
     assert (other.incident.opened_step, other.incident.reopened) == (2000, 0)
 
 
-def test_what_a_changed_rule_finds_again_is_no_reopening_and_stays_acknowledged():
+def test_finding_of_a_changed_rule_is_no_reopening():
     [case] = moved(fired(1))
     case.incident = replace(case.incident, acked=5.0)
     [case] = moved(resolved(1, resolution="rule_changed"), before=case, now=10.0)
@@ -92,7 +92,7 @@ def test_numbers_that_json_cannot_say_are_left_out():
     assert [case.members[layer].value for layer in (1, 2)] == [None, None]
 
 
-def test_what_nobody_knows_resolves_nothing():
+def test_unknown_member_resolves_nothing():
     assert moved(resolved(1)) == []
     [case] = moved(fired(1))
     assert moved(resolved(2), before=case) == []

@@ -18,7 +18,7 @@ def of(which):
     return compress_names(bad, [name for name in NETWORK if name not in bad], LIMIT)
 
 
-def test_one_half_of_some_blocks_is_one_pattern():
+def test_half_of_some_blocks_is_one_pattern():
     assert of(lambda name: name.endswith("lora_A") and name.split(".")[1] in "789") == ("blocks.7-9.*.lora_A",)
 
 
@@ -31,7 +31,7 @@ def test_a_single_layer_is_itself():
     assert of(lambda name: name == NETWORK[7]) == (NETWORK[7],)
 
 
-def test_what_would_cover_a_healthy_layer_is_not_merged():
+def test_patterns_that_cover_a_healthy_layer_are_not_merged():
     bad = ["blocks.1.attn.lora_A", "blocks.2.mlp.lora_A"]
     healthy = ["blocks.1.mlp.lora_A", "blocks.2.attn.lora_A"]
     assert compress_names(bad, healthy, LIMIT) == tuple(bad)

@@ -128,7 +128,7 @@ def test_a_message_names_nobody_who_is_silenced_and_somebody_who_is_not(story):
 
 @given(stories)
 @settings(max_examples=200)
-def test_one_opened_comes_first_and_resolved_never_twice_in_a_row_for_the_same(story):
+def test_opened_comes_first_and_resolved_never_twice(story):
     world = tell(story)
     kinds = world.kinds()
     assert kinds.count("opened") <= 1
@@ -156,7 +156,7 @@ def test_the_end_of_a_silence_is_one_message_at_most_and_only_an_end_of_what_is_
         assert was_told is None or world.told.kind == "resolved"
 
 
-def test_what_came_and_went_in_a_silence_is_one_message_at_most():
+def test_incident_within_a_silence_is_one_message_at_most():
     world = World()
     world.change(fired(0, severity="warning"))
     world.wait(PACE.wait_s)

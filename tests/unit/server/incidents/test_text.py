@@ -218,7 +218,7 @@ def scene(*changes, names=BLOCKS, groups=lambda number: number % 2, near=(), fac
     return causes.likely_cause(causes.CauseContext(case.incident, case.members, layers, near, facts))
 
 
-def test_one_half_of_lora_pairs_points_to_the_other():
+def test_collapsed_half_of_lora_pairs_points_to_the_partner():
     cause = scene(*[fired(number) for number in lora_a((3, 4, 5))])
     assert cause.code == "lora_partner"
     assert cause.evidence == ("all 9 are lora_A; none of their 9 lora_B partners collapsed",)
@@ -233,7 +233,7 @@ def test_whole_blocks_and_whole_groups_are_seen():
     assert scene(fired(0), fired(7), names=plain).code == "unknown_fall"
 
 
-def test_what_came_before_comes_first():
+def test_earlier_cause_comes_first():
     near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
     cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
     assert (cause.code, cause.incidents) == ("after_nonfinite", (30,))
@@ -280,7 +280,7 @@ def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
     assert scene(fired(0, rule=rule, evidence=evidence, severity=severity), near=neighbours).code == code
 
 
-def test_how_gradients_are_summed_explains_no_fall_of_them():
+def test_accumulation_dtype_explains_no_fall():
     near = (
         causes.NearbyIncident(30, "accumulator", "information", 0),
         causes.NearbyIncident(31, "nonfinite", "critical", 330),

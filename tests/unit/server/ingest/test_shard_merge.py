@@ -61,7 +61,7 @@ def test_the_state_is_the_first_of_those_that_parts_with_elements_have(parts):
     assert state[0, 0] == next((each for each in ORDER if each in held), PARTIAL)
 
 
-def test_what_a_part_did_not_tell_is_not_known():
+def test_missing_part_makes_a_stat_unknown():
     whole = {"absmax": 1.0, "norm": 2.0, "zero_fraction": 0.5, "weight_norm": 3.0}
     parts = [shard(4, MEASURED, **whole), shard(4, MEASURED, absmax=2.0, norm=1.0)]
     _, values = combine_shards(parts)
@@ -75,7 +75,7 @@ def test_what_a_part_did_not_tell_is_not_known():
     assert values["norm"][0, 0] == 2, "without a gradient it adds nothing"
 
 
-def test_what_is_not_finite_is_counted_and_has_no_norm():
+def test_nonfinite_values_are_counted_and_have_no_norm():
     state, values = combine_shards([shard(4, NONFINITE, nonfinite=2.0), shard(4, MEASURED, absmax=1.0, norm=1.0)])
     assert state[0, 0] == NONFINITE
     assert values.keys() == {"nonfinite"}

@@ -83,7 +83,7 @@ def test_three_hundred_layers_over_a_few_seconds_are_one_message():
     assert [(m.at, m.kind, m.ever) for m in world.messages] == [(PACE.wait_s, "opened", 300)]
 
 
-def test_what_recovers_before_its_first_message_is_not_said():
+def test_incident_resolved_before_its_first_message_is_not_sent():
     world = World()
     world.change(fired(1))
     world.wait(PACE.wait_s - 1)
@@ -93,7 +93,7 @@ def test_what_recovers_before_its_first_message_is_not_said():
 
 
 @pytest.mark.parametrize(("waited", "kinds"), [(0, []), (PACE.wait_s, ["opened", "resolved"])])
-def test_what_a_changed_rule_takes_back_is_said_to_who_was_told(waited, kinds):
+def test_finding_withdrawn_by_a_changed_rule_is_sent_where_it_was_known(waited, kinds):
     world = World()
     world.change(fired(1))
     world.wait(waited)
@@ -120,7 +120,7 @@ def test_a_changed_rule_that_finds_the_same_again_says_nothing():
     assert world.kinds() == ["opened", "resolved"]
 
 
-def test_what_a_changed_rule_finds_later_is_said():
+def test_later_finding_of_a_changed_rule_is_sent():
     world = World()
     world.change(fired(1))
     world.wait(PACE.wait_s)
@@ -131,7 +131,7 @@ def test_what_a_changed_rule_finds_later_is_said():
     assert world.kinds() == ["opened", "resolved", "reopened"]
 
 
-def test_what_a_run_ends_on_is_said_even_when_it_ends_at_once():
+def test_incident_at_the_end_of_a_run_is_sent():
     world = World()
     world.change(fired(1))
     world.case.incident = replace(world.case.incident, state="resolved", resolved=1.0, resolution="run_finished")
@@ -139,7 +139,7 @@ def test_what_a_run_ends_on_is_said_even_when_it_ends_at_once():
     assert world.kinds() == ["opened", "resolved"]
 
 
-def test_who_was_missed_and_says_that_it_ended_within_seconds_is_not_said():
+def test_silent_run_that_ends_within_seconds_is_not_sent():
     world = World()
     world.change(replace(fired(None), rule="silent"))
     world.case.incident = replace(world.case.incident, state="resolved", resolved=1.0, resolution="run_finished")
@@ -306,7 +306,7 @@ def test_a_reminder_covers_every_layer_within_a_day(story):
 
 @given(stories)
 @settings(max_examples=200)
-def test_one_opened_and_at_most_log2_growth(story):
+def test_opened_once_and_growth_at_most_log2(story):
     kinds = tell(story).kinds()
     assert kinds.count("opened") <= 1
     assert not kinds or kinds[0] == "opened"

@@ -148,7 +148,7 @@ stories = st.lists(st.tuples(events, pauses), min_size=2, max_size=25)
 @example([(("fire", [0]), PACE.interval_s), (("resolve", [0]), 0.0), (("set", HOUR), ROUND_S)])
 @example([(("answer", ["killed"]), 0.0), (("fire", [0]), ROUND_S), (("away", HOUR), 0.0), (("resolve", [0]), 0.0)])
 @example([(("answer", ["refused", "late"]), 0.0), (("fire", [0]), ROUND_S), (("resolve", [0]), HOUR)])
-def test_whatever_the_clock_is_set_to_the_last_word_is_true_and_messages_keep_their_distance_otherwise(story):
+def test_planner_is_right_for_any_clock_jumps(story):
     world = World()
     for (what, which), pause in story:
         if what == "set":

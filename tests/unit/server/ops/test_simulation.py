@@ -42,7 +42,7 @@ def said(trial):
     return [(message.kind, message.at - START, message.step) for story in trial.incidents for message in story.messages]
 
 
-def test_what_is_due_is_said_as_time_passes():
+def test_simulation_sends_due_messages_as_time_passes():
     trial = tried(taken(falling(), seconds=900))
     fired = 219 * 900
     assert said(trial) == [
@@ -53,7 +53,7 @@ def test_what_is_due_is_said_as_time_passes():
     assert (story.case.incident.opened_step, story.case.incident.state) == (219, "open")
 
 
-def test_what_recovers_before_it_is_said_is_not():
+def test_simulation_does_not_send_recovered_incidents():
     trial = tried(taken(falling(last=222), seconds=0.01))
     assert [story.case.incident.resolution for story in trial.incidents] == ["recovered"]
     assert trial.message_count == 0
@@ -71,7 +71,7 @@ def test_rules_without_messages_are_on_the_page_alone(rules, kinds):
     assert [kind for kind, *_ in said(trial)] == kinds
 
 
-def test_what_a_launch_ended_on_is_open_again_when_the_next_one_does_not_recover():
+def test_simulation_reopens_incidents_of_an_ended_launch():
     first, second = falling(), Trace(falling(800, 0).absmax[:400], first=400)
     takes = [*taken(first), *taken(second, launch(number=2, first_step=400), cuts=range(0, 400, 50))]
     trial = tried(takes, ended=(1,), is_over=True)

@@ -134,7 +134,7 @@ def test_wandering_around_enter_is_quiet():
     assert run(Trace(absmax))[1] == ()
 
 
-def test_one_lucky_batch_does_not_reset_and_between_the_limits_nothing_recovers():
+def test_collapse_does_not_recover_by_one_batch_or_between_the_limits():
     absmax = healthy(700)
     absmax[200:, 6] = 2e-6
     absmax[215, 6] = 5e-3

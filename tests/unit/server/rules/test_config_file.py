@@ -146,7 +146,7 @@ def test_every_mistake_names_its_line(tmp_path, body, line, says):
 
 
 @pytest.mark.parametrize("text", ["", "version: 2\n", "version: '1'\n", "[", "version: 2020-02-30\n", "version: 1\x00"])
-def test_what_cannot_be_read_is_a_rules_error(tmp_path, text):
+def test_unreadable_files_are_a_rules_error(tmp_path, text):
     with pytest.raises(RulesError):
         read(tmp_path, text)
 

@@ -68,7 +68,7 @@ seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), 
     rules,
     st.lists(st.sampled_from([5, 12, 40]), min_size=3),
 )
-def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of, rules, observations):
+def test_folding_at_once_equals_folding_step_by_step(parts, of, rules, observations):
     """Also where a spool thinned the stream in its middle, or other rules came with a restart."""
     at_once = one_by_one = RuleState.empty()
     begin = 0

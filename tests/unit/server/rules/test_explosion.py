@@ -50,7 +50,7 @@ def test_a_tiny_layer_that_grows_to_the_size_of_the_others_does_not_explode():
     assert fired(run(Trace(absmax))[1], "explosion") == {}
 
 
-def test_in_grace_only_the_absolute_limit_counts():
+def test_explosion_in_grace_uses_the_absolute_limit():
     before, _ = run(Trace(healthy(200)))
     trace = Trace(exploding(1e3, start=0, end=30, steps=60), first=200)
     assert run(trace, launch(number=2, first_step=200), state=before)[1] == ()
@@ -81,7 +81,7 @@ def test_a_clip_as_watching_begins_does_not_make_what_follows_a_rise():
     assert run(Trace(absmax[2:], first=2), state=before)[1] == ()
 
 
-def test_what_explodes_sets_no_baseline():
+def test_exploding_values_set_no_baseline():
     state, changes = run(Trace(exploding(1e3, steps=600)))
     assert [change.kind for change in changes] == ["fired"]
     assert state.verdict(6).baseline < 8e-3

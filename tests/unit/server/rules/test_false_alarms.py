@@ -82,7 +82,7 @@ def test_layers_that_often_are_exactly_zero_do_not_hide_one_that_fell():
     assert set(fired(run(Trace(absmax))[1])) == {3}
 
 
-def test_of_two_layers_the_one_that_fell_is_named():
+def test_fallen_layer_of_two_is_named():
     absmax = healthy(300, 2)
     absmax[150:, 0] *= 1e-3
     _, changes = run(Trace(absmax), launch(strangers(2)))

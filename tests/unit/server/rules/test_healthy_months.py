@@ -15,7 +15,7 @@ def test_nine_months_of_healthy_noise_are_no_message():
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, 4_000), (10, 20_000)])
-def test_some_days_seen_more_closely_are_no_message(every, steps):
+def test_healthy_days_with_a_small_interval_send_nothing(every, steps):
     people, _ = told(Job(steps=steps, every=every, launch_steps=steps // 2, seed=1))
     assert people.messages == []
 

@@ -28,7 +28,7 @@ def told(changes):
 
 
 @pytest.mark.parametrize(("stat", "bad", "good"), [("accumulation_error", 0.22, 0.004), ("norm_ratio", 0.78, 0.996)])
-def test_one_lossy_sum_is_critical_and_five_exact_ones_resolve(stat, bad, good):
+def test_lossy_sum_is_critical_and_five_exact_ones_resolve(stat, bad, good):
     values = measured("accumulation_error", dict.fromkeys(range(100, 351, 50), 0.004))
     values |= measured(stat, {100: bad} | dict.fromkeys(range(150, 351, 50), good))
     _, changes = run(Trace(healthy(STEPS), values=values))
@@ -100,7 +100,7 @@ def test_a_sum_in_bfloat16_is_told_once_by_what_it_is_predicted_to_lose(micro_st
     assert run(again, launch(number=2), state=state)[1] == ()
 
 
-def test_one_gradient_is_no_sum_and_a_larger_sum_is_worse():
+def test_single_gradient_is_no_sum_and_a_larger_sum_is_worse():
     micro_steps = np.repeat([1, 8, 512, 8], 100).astype(np.int16)
     _, changes = run(Trace(healthy(STEPS), accumulators=BFLOAT16, micro_steps=micro_steps))
     assert [(c.step, c.severity) for c in changes if c.layer == 0] == [(100, "information"), (200, "warning")]
@@ -133,7 +133,7 @@ def test_another_dtype_than_declared_and_keys_that_do_nothing_are_information():
         ("clip_before_unscale", "clip_before_unscale", None),
     ],
 )
-def test_what_an_agent_said_warns_from_the_next_step_on(code, rule, evidence):
+def test_facts_of_the_agent_warn_from_the_next_step(code, rule, evidence):
     state, _ = run(Trace(healthy(100)))
     of = launch(facts=(wire.Fact(code, "", (lora()[7].name,)), wire.Fact("sharded", "", ())))
     _, changes = run(Trace(healthy(100), first=100), of, state=state)

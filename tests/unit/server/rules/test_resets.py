@@ -44,7 +44,7 @@ def taken_back(before, after, state=None):
         (Rules(layers=(LayerRule("blocks.[12]", Collapse()),)), set()),
     ],
 )
-def test_what_changed_for_a_layer_is_taken_back_of_all(after, said):
+def test_layer_rule_change_resets_all_layers(after, said):
     state, moved, found = taken_back(Rules(), after)
     assert found == said
     assert {(rule, n) for n in NAMES for rule in moved.verdict(n).rules} == {
@@ -54,7 +54,7 @@ def test_what_changed_for_a_layer_is_taken_back_of_all(after, said):
     assert moved.baselines.levels(np.arange(16)).tolist() == state.baselines.levels(np.arange(16)).tolist()
 
 
-def test_what_is_still_true_is_found_again_by_its_old_baseline():
+def test_reset_rule_finds_what_is_still_true():
     after = Rules(collapse=Collapse(fire_after_steps=30))
     state, moved, _ = taken_back(Rules(), after)
     more = replace(troubled(500), first=0)
@@ -63,7 +63,7 @@ def test_what_is_still_true_is_found_again_by_its_old_baseline():
     assert fired(changes)[2].baseline == state.verdict(2).baseline
 
 
-def test_what_goes_on_firing_is_as_far_from_recovery_as_the_new_rules_have_it():
+def test_firing_state_follows_the_recovery_of_the_new_rules():
     after = Rules(collapse=Collapse(resolve_after_steps=200))
     _, moved, _ = taken_back(Rules(), after)
     state, _ = run(troubled(410), rules=after, state=moved)
@@ -75,7 +75,7 @@ def test_other_blocks_of_observations_make_other_baselines():
     assert [moved.verdict(n).baseline is None for n in NAMES] == [n % 2 == 0 for n in NAMES]
 
 
-def test_what_fires_for_the_whole_run_is_taken_back_with_its_rule():
+def test_finding_of_a_whole_run_is_reset_with_its_rule():
     absmax = healthy(400)
     absmax[200:] *= 1e-3
     loss = np.where(np.arange(400) == 399, np.nan, 1.0)
@@ -86,7 +86,7 @@ def test_what_fires_for_the_whole_run_is_taken_back_with_its_rule():
     assert taken_back(Rules(), after, state)[2] == {("nonfinite", None)}
 
 
-def test_what_is_known_without_counting_is_looked_at_anew():
+def test_findings_from_facts_are_evaluated_again():
     sums = (wire.Accumulator(tuple(range(16)), None, "bfloat16", None),)
     state, changes = run(Trace(healthy(60), accumulators=sums))
     assert {change.severity for change in changes} == {"information"}

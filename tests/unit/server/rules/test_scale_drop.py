@@ -70,7 +70,7 @@ def test_batches_without_a_gradient_are_no_fall_of_all_layers(share):
     assert run(Trace(absmax, loss=loss))[1] == ()
 
 
-def test_when_none_of_them_has_a_gradient_any_more_all_have_vanished():
+def test_all_layers_without_gradients_have_vanished():
     absmax = in_turns(0.5, 1000)
     absmax[700:] = 0
     _, changes = run(Trace(absmax, loss=np.where(absmax[:, 0] == 0, 0.0, 2.0)))
@@ -182,7 +182,7 @@ def test_collapse_does_not_vote_while_the_loss_explains(loss, named):
     assert set(fired(changes)) == ({6} if named else set())
 
 
-def test_it_resolves_when_all_came_back_and_can_be_switched_off():
+def test_scale_drop_resolves_after_recovery_and_can_be_disabled():
     absmax = dropped(600)
     absmax[350:] *= 1e3
     _, changes = run(Trace(absmax))
@@ -190,7 +190,7 @@ def test_it_resolves_when_all_came_back_and_can_be_switched_off():
     assert run(Trace(absmax), rules=Rules(scale_drop=ScaleDrop(enabled=False)))[1] == ()
 
 
-def test_one_healthy_layer_of_sixteen_does_not_make_it_a_collapse_of_the_others():
+def test_scale_drop_with_one_healthy_layer_of_sixteen():
     # The second smallest fall is the common one: one layer that has a life of its own does not pin it at 0.
     absmax = healthy(400)
     absmax[250:, 1:] *= 1e-3

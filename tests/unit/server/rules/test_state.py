@@ -30,7 +30,7 @@ def test_resume_is_quiet_and_keeps_baselines():
     assert after.verdict(3).baseline == pytest.approx(before.verdict(3).baseline, rel=0.2)
 
 
-def test_what_fires_goes_on_in_the_next_launch_and_recovers_there():
+def test_firing_rule_continues_in_the_next_launch_and_recovers_there():
     after, changes = run(Trace(healthy(150), first=100), launch(number=2, first_step=100), state=collapsed())
     assert [(c.rule, c.layer, c.kind, c.step) for c in changes] == [
         ("collapse", 4, "resolved", 199),

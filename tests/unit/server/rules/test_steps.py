@@ -20,7 +20,7 @@ def asked(fell, zero, seen):
     return collapse.find_common_fall(falls, config), *collapse.common_fall_reaches(falls, config, (2.05, 9.0))
 
 
-def test_it_is_told_of_each_step_by_the_layers_that_can_say_something():
+def test_common_fall_uses_the_observed_layers_of_each_step():
     nothing = np.zeros((3, LAYERS), np.bool_)
     zero, seen = nothing.copy(), ~nothing
     zero[1, :200], seen[2, :200] = True, False
@@ -30,7 +30,7 @@ def test_it_is_told_of_each_step_by_the_layers_that_can_say_something():
     assert (is_far.tolist(), is_farther.any(), is_known.all()) == ([False, True, True], False, True)
 
 
-def test_where_all_layers_speak_it_is_the_same_for_some_steps_and_for_one():
+def test_common_fall_is_the_same_for_a_step_and_for_several():
     nothing = np.zeros((2, LAYERS), np.bool_)
     fell = np.stack([FELL, 2 * FELL])
     found, (is_far, _), is_known = asked(fell, nothing, ~nothing)

@@ -95,7 +95,7 @@ def test_zeros_that_collapse_does_not_look_at_are_missed():
     assert run(Trace(without(200, value=0), every=10), rules=rules)[1] == ()  # other steps may have been not zero
 
 
-def test_who_is_missed_does_not_collapse_as_well():
+def test_vanished_layer_does_not_collapse_as_well():
     rules = Rules(collapse=Collapse(fire_after_steps=60))
     assert set(fired(run(Trace(without(200, value=0)), rules=rules)[1], "collapse")) == set()
 

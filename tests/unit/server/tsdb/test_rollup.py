@@ -24,7 +24,7 @@ def planes(rows):
 
 
 @given(planes(st.integers(1, 40)))
-def test_what_an_aggregate_holds_is_never_inside_of_what_was_measured(plane):
+def test_aggregate_covers_all_measured_values(plane):
     low, mean, high = (rollup.round_plane(name, plane).astype(np.float64) for name in (MINIMUM, MEAN, MAXIMUM))
     true, known = plane.astype(np.float64), ~np.isnan(plane)
     assert (low <= true)[known].all()

@@ -14,7 +14,7 @@ PARTS = st.lists(
 
 
 @given(PARTS)
-def test_it_never_loses_the_deepest_point_nor_a_place(parts):
+def test_sparkline_keeps_the_deepest_point(parts):
     line = Sparkline()
     lowest = {}
     for first, values in parts:
@@ -32,7 +32,7 @@ def test_it_never_loses_the_deepest_point_nor_a_place(parts):
     assert np.nanmin(points) == np.float32(min(lowest.values()))
 
 
-def test_one_layer_that_is_always_tiny_does_not_pin_the_line():
+def test_sparkline_ignores_an_always_tiny_layer():
     absmax = np.full((1, 100), 1e-3, np.float32)
     absmax[0, 7] = 1e-11
     np.testing.assert_allclose(levels(absmax), -3, rtol=1e-6)
