@@ -169,3 +169,23 @@ def gap(number: int, first: int, last: int, reason: str = "missing") -> dict[str
 
 def text_of(component: object) -> str:
     return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def member(number: int, **changes: Any) -> dict[str, Any]:
+    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "since_step": 340, "until_step": None}
+    values = {"value": 6.1e-7, "baseline": 3.1e-3, "siblings": None, "evidence": "fall", "rank": None}
+    return {**plain, **values, **changes}
+
+
+def delivery(minute: int, **changes: Any) -> dict[str, Any]:
+    enqueued = f"2026-11-20T10:{minute:02}:00.000Z"
+    tried = {"at": enqueued, "status": 200, "ms": 12, "error": None}
+    told = {"endpoint": 1, "name": "on call", "version": 1, "kind": "opened", "state": "delivered"}
+    return {**told, "enqueued": enqueued, "delivered": enqueued, "next_attempt": None, "attempts": [tried], **changes}
+
+
+def full(**changes: Any) -> dict[str, Any]:
+    cause = {"code": "c", "text": "Its partner went to zero.", "evidence": ["lr changed"], "incidents": [30]}
+    fix = {"framework": "peft", "text": "Check the schedule.", "code": "print(1)"}
+    more = {"layers": [member(0), member(1)], "deliveries": [delivery(1)], "likely_cause": cause, "fix": fix}
+    return incident(**{**more, "opened_step": 359, "since_step": 340, **changes})

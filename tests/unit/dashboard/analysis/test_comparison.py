@@ -1,26 +1,17 @@
 """What is said of runs that are compared: the sentence, the address, the page of a bad one."""
 
-import itertools
-import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gradcanary_dashboard.address.comparison import MOST_RUNS, CompareView, compare_url, parse_compare
-from gradcanary_dashboard.address.run import CHOICES, View
+from gradcanary_dashboard.address.comparison import CompareView, parse_compare
+from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.compared import Compared, CompareData
 from gradcanary_dashboard.analysis.differences import Differences
-from gradcanary_dashboard.analysis.events import Events
-from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import run_picker
-from gradcanary_dashboard.figures import axes, overlay
-from gradcanary_dashboard.figures.overlay import COLOURS, DASHES, Mark, Strand, Unit
 from gradcanary_dashboard.pages import compare as compare_page
 from support.api_answers import column, curve, layer, run, series_answer, session, text_of
 
@@ -150,94 +141,6 @@ def test_a_tagged_metric_is_neither_drawn_nor_counted() -> None:
     one = compared("A", {"loss": [3.0, 2.0]})
     one.metrics["metrics"][0]["tags"] = {"category": "bottles"}
     assert comparison.read(one, (0, 1)).loss_there is None
-
-
-names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(str.strip)
-
-
-@given(
-    st.lists(names, max_size=MOST_RUNS, unique=True),
-    st.none() | names,
-    st.none() | st.integers(0, 10**9),
-    st.sampled_from(["step", "first"]),
-    st.sampled_from(CHOICES["stat"]),
-)
-def test_an_address_leads_back_to_its_view(
-    runs: list[str], text: str | None, first: int | None, align: str, stat: str
-) -> None:
-    wanted = CompareView(tuple(runs), View(layer=text, rows=text, from_step=first, to_step=first, stat=stat), align)
-    assert parse_compare(compare_url(wanted).partition("?")[2]) == wanted
-
-
-def test_a_bad_address_is_read_as_far_as_it_goes() -> None:
-    wanted = parse_compare(
-        "?run=a&run=a&run=+&" + "&".join(f"run={letter}" for letter in "bcdefg") + "&align=x&from=9&to=3"
-    )
-    assert wanted.runs == ("a", "b", "c", "d", "e", "f")
-    assert (wanted.repeated, wanted.left_out, wanted.align) == (("a",), ("g",), "step")
-    assert wanted.view == View()
-
-
-def strand(place: int, values: list[float], first: float = 0) -> Strand:
-    answer = series_answer(curve(values, values, values), np.arange(len(values)) + first)
-    found = Strand.read(place, "ABCDEF"[place], answer, answer["series"][0], Events(), int(first))
-    assert found is not None
-    return found
-
-
-def labels(figure: axes.Figure) -> list[tuple[str, float]]:
-    """The letters at the ends of lines, and how high each is."""
-    room = figure["layout"]["height"] - figure["layout"]["margin"]["t"] - figure["layout"]["margin"]["b"]
-    notes = [note for note in figure["layout"]["annotations"] if "<span" in note["text"]]
-    return [(note["text"].split(">")[2][0], note["y"] * room + note["yshift"]) for note in notes]
-
-
-@given(st.lists(st.floats(1e-9, 1e3), min_size=2, max_size=6))
-def test_each_line_has_its_colour_its_dash_and_a_letter_that_none_covers(ends: list[float]) -> None:
-    strands = [strand(place, [1.0, end]) for place, end in enumerate(ends)]
-    span = axes.Span(0, 1, "")
-    for figure in (
-        overlay.of_stat(strands, span, STATS["absmax"], 1e-4, [], "step"),
-        overlay.of_cost(strands, span, Unit(), "", "step"),
-    ):
-        lines = [trace for trace in figure["data"] if trace.get("name")]
-        assert [(line["line"]["color"], line["line"]["dash"]) for line in lines] == [
-            (COLOURS[place], DASHES[place]) for place in range(len(ends))
-        ]
-        heights = sorted(height for _, height in labels(figure))
-        assert {letter for letter, _ in labels(figure)} == set("ABCDEF"[: len(ends)])
-        assert all(above - below > overlay.LABEL_PX - 1e-6 for below, above in itertools.pairwise(heights))
-
-
-def test_runs_lie_upon_each_other_from_their_origins_and_tell_their_own_numbers() -> None:
-    figure = overlay.of_cost(
-        [strand(0, [0.2, 0.21]), strand(1, [0.3, 0.31], 5000)], axes.Span(0, 1, ""), Unit(1e-3, "ms"), "", "steps since"
-    )
-    lines = [trace for trace in figure["data"] if trace.get("name")]
-    assert [decode({"dtype": "float64", "shape": [3], "data": line["x"]["bdata"]}).tolist()[:2] for line in lines] == [
-        [0, 1]
-    ] * 2
-    assert lines[1]["customdata"][0] == ["0", "300"]
-    assert "B" in lines[1]["hovertemplate"]
-    assert figure["layout"]["xaxis"]["title"]["text"] == "steps since"
-
-
-def test_a_first_step_of_minutes_does_not_flatten_the_rest() -> None:
-    times = [strand(0, [60.0, *[0.2] * 20])]
-    assert (
-        overlay.of_cost(times, axes.Span(0, 20, ""), overlay.seconds(times), "", "step")["layout"]["yaxis"]["type"]
-        == "log"
-    )
-    assert overlay.seconds(times).name == "ms"
-
-
-def test_an_incident_is_marked_in_the_line_of_its_run() -> None:
-    mark = Mark(1, 3, "B #31", "B: incident #31 opened at step 3")
-    figure = overlay.of_stat([strand(1, [1e-3] * 6)], axes.Span(0, 5, ""), STATS["absmax"], 1e-4, [mark], "step")
-    (line,) = [shape for shape in figure["layout"]["shapes"] if shape.get("x0") == 3]
-    assert line["line"]["color"] == COLOURS[1]
-    assert "B #31" in [note["text"] for note in figure["layout"]["annotations"]]
-    assert "incident #31" in json.dumps(figure["data"])
 
 
 @pytest.mark.parametrize(

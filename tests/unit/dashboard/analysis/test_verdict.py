@@ -1,0 +1,93 @@
+"""What a page says first about a run or a layer."""
+
+import json
+
+import pytest
+
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis.verdict import Verdict, of_layer, verdict
+from gradcanary_dashboard.components import incident_card, notes
+from support.api_answers import incident, layer, run, session, text_of
+
+
+def test_an_open_incident_speaks_first() -> None:
+    said = verdict(run(open_incidents=[31], worst="critical", headline="1 of 2 layers collapsed at step 31"))
+    assert said == Verdict("critical", "1 of 2 layers collapsed at step 31")
+
+
+def test_the_end_of_a_run_is_no_recovery() -> None:
+    said = verdict(run(state="finished", severity_at_end="critical", headline="all gradients fell together at step 31"))
+    assert said == Verdict("critical", "All gradients fell together at step 31")
+
+
+def test_a_recovered_run_is_quiet() -> None:
+    said = verdict(run(below_threshold=1))
+    assert said == Verdict("quiet", "No open incident in 2 layers, 1 of them low")
+
+
+def test_a_crash_is_not_quiet() -> None:
+    assert verdict(run(state="crashed")).tone == "warning"
+
+
+def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
+    noted = verdict(
+        run(state="crashed", severity_at_end="information", headline="all 48 layers summed in low precision")
+    )
+    assert noted == Verdict("warning", "The training crashed at step 99; all 48 layers summed in low precision")
+    fell = verdict(run(state="crashed", severity_at_end="critical", headline="1 of 2 layers collapsed at step 31"))
+    assert fell == Verdict("critical", "1 of 2 layers collapsed at step 31; the training crashed at step 99")
+    early = verdict(run(state="crashed", step=None, severity_at_end="warning", headline="nothing heard"))
+    assert early == Verdict("warning", "Nothing heard; the training crashed")
+
+
+def test_incident_closed_by_the_end_of_a_run_is_not_called_resolved() -> None:
+    ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
+    assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
+    assert "run ended at step 99" in json.dumps(incident_card.panel([ended], View()), default=str)
+
+
+def test_a_run_that_was_missed_and_then_ended_is_not_unrecovered() -> None:
+    missed = incident(rule="silent", state="resolved", resolution="run_finished", resolved_step=99)
+    assert incident_card.tally([missed]) == "1 resolved"
+    assert "run ended at step 99" in text_of(incident_card.card(missed, View()))
+
+
+def test_a_run_without_a_step_waits() -> None:
+    assert verdict(run(step=None, layers=0)).tone == "waiting"
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_run_that_ended_without_a_step_does_not_wait(layers: int) -> None:
+    ended = verdict(run(state="finished", step=None, layers=layers))
+    assert ended == Verdict("information", "The training finished without a step")
+    assert verdict(run(state="crashed", step=None, layers=layers)) == Verdict("warning", "The training crashed")
+    for state in ("live", "stale", "silent"):
+        assert verdict(run(state=state, step=None, layers=layers)).tone == "waiting"
+
+
+def test_layers_and_launches_wait_for_a_step_only_while_the_run_lives() -> None:
+    unmeasured = layer(0, absmax=None, norm=None, step=None, state=None)
+    assert of_layer(unmeasured, [], has_ended=True) == Verdict("information", "Nothing was measured of this layer")
+    assert of_layer(unmeasured, [], has_ended=False).tone == "waiting"
+    for state, words in (("finished", "no step"), ("crashed", "no step"), ("live", "no step yet")):
+        cards = text_of(notes.cards(run(sessions=[session(1, None, None, state=state)])))
+        assert f"Launch 1, {state}: {words};" in cards
+
+
+def test_a_layer_that_fires_tells_since_when_and_how_far_it_fell() -> None:
+    member = {"layer": 1, "name": "blocks.1.lora_A", "since_step": 728, "baseline": 9.9e-4, "value": 4e-7}
+    said = of_layer(layer(1, absmax=2.2e-7, rules={"collapse": "firing"}), [incident(layers=[member])])
+    assert said == Verdict("critical", "Collapse since step 728", ": from 9.9e-4 to 2.2e-7")
+    recovering = of_layer(layer(1, rules={"nonfinite": "recovering"}), [])
+    assert recovering == Verdict("critical", "Nonfinite, recovering")
+
+
+def test_a_layer_without_a_firing_rule_says_what_it_is() -> None:
+    tones = {
+        "warning": layer(0, rules={"collapse": "suspect"}),
+        "waiting": layer(0, step=None, state=None),
+        "information": layer(0, below_threshold=True),
+        "quiet": layer(0),
+    }
+    assert {tone: of_layer(one, []).tone for tone, one in tones.items()} == {tone: tone for tone in tones}
+    assert "not finite at step 99" in of_layer(layer(0, state="nonfinite"), []).text

@@ -1,0 +1,52 @@
+"""The card of an incident."""
+
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.components import incident_card
+from support.api_answers import incident, text_of
+
+
+def test_a_card_says_what_happened_and_who_was_told() -> None:
+    full = incident(
+        layers=[{"layer": 1, "name": "blocks.1.lora_A", "since_step": 31, "baseline": 3.1e-3, "value": 6.1e-7}],
+        likely_cause={"code": "c", "text": "Its partner went to zero.", "evidence": ["lr changed"], "incidents": []},
+        fix={"framework": "peft", "text": "Check the schedule.", "code": "print(1)"},
+        deliveries=[
+            {
+                "endpoint": 1,
+                "name": "on call",
+                "version": 1,
+                "kind": "opened",
+                "state": "pending",
+                "attempts": [{"at": "", "status": 503, "ms": 1, "error": None}],
+            }
+        ],
+    )
+    said = text_of(incident_card.card(full, View()))
+    for words in (
+        "since step 31",
+        "opened at step 50",
+        "Its partner went to zero.",
+        "lr changed",
+        "Check the schedule.",
+    ):
+        assert words in said
+    assert "pending; last attempt: 503" in said
+    assert "0.0031" in said
+
+
+def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:
+    acked = {"at": "2026-11-20T02:00:00.000Z", "by": "ada", "note": "restarting"}
+    silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "firing": 1}
+    said = text_of(incident_card.card(incident(acked=acked, silenced=silenced), View()))
+    assert "acked by ada: restarting" in said
+    assert '"silenced, ends "' in said
+    assert silenced["until"] in said
+    some = text_of(incident_card.card(incident(silenced={**silenced, "firing": 18}), View()))
+    assert "1 of 18 layers silenced, ends " in some
+    assert "silenced" not in text_of(incident_card.card(incident(), View()))
+
+
+def test_a_listed_incident_without_details_is_a_card_too() -> None:
+    said = text_of(incident_card.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], View()))
+    assert "layer gone" in said
+    assert "resolved at step 80" in said
