@@ -1,7 +1,6 @@
 """The dashboard as people use it: a real collector, a real browser, no request to any other host."""
 
 import re
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -210,24 +209,20 @@ def test_dragging_zooms_all_figures_and_a_refresh_keeps_it(shared: Any, open_pag
     assert page.evaluate("document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range") == zoomed
 
 
-def test_each_new_step_shows_and_at_least_one_within_two_seconds(shared: Any, open_page: Callable[..., Page]) -> None:
-    """A machine that does much else may be late now and then."""
+def test_each_new_step_shows(shared: Any, open_page: Callable[..., Page]) -> None:
+    """How soon it shows is measured in tests/benchmarks/pages.py."""
     stream = scenes.quiet(steps=320, blocks=4)
     session = scenes.send(shared.url, "lora-live", scenes.quiet(steps=160, blocks=4))
     page = open_run(open_page, shared.url, run="lora-live")
     step = page.locator(".tile .value").first
     expect(step).to_have_text("159")
-    took = []
     for seq, end in enumerate(range(180, 321, 20), start=4):
-        posted = time.monotonic()
         session.post_batch(seq, stream.batch(end - 20, end)).raise_for_status()
         expect(step).to_have_text(str(end - 1))
-        took.append(time.monotonic() - posted)
     live = picture(page)["heatmap"]  # of which only new columns came
     page.reload()
     page.wait_for_selector(IMAGE)
     assert picture(page)["heatmap"] == live
-    assert min(took) < 2
 
 
 def test_nothing_is_redrawn_while_nothing_changes(shared: Any, open_page: Callable[..., Page]) -> None:

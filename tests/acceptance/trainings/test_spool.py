@@ -60,6 +60,7 @@ def test_a_collector_that_is_killed_again_and_again_has_everything(absent, undis
     kills = 0
     with training(absent.url, STEPS, pause=1) as trained:
         while "step 120" not in trained.lines:
+            assert trained.process.poll() is None, trained.errors
             time.sleep(dice.uniform(0.2, 1.5))
             absent.kill()
             time.sleep(dice.uniform(0.1, 0.8))

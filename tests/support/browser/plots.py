@@ -32,9 +32,11 @@ def until(page: Page, what: str, arg: Any = None) -> None:
 def await_rest(page: Page, selector: str) -> None:
     """Wait for an element to stay where it is: what comes above it moves it."""
     top = "(selector) => document.querySelector(selector).getBoundingClientRect().top"
-    before, now = None, page.evaluate(top, selector)
+    before, now, waited_ms = None, page.evaluate(top, selector), 0
     while before != now:
+        assert waited_ms < 20_000, f"{selector} moves"
         page.wait_for_timeout(300)
+        waited_ms += 300
         before, now = now, page.evaluate(top, selector)
 
 

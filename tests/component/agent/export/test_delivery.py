@@ -291,15 +291,15 @@ def test_a_collector_that_comes_later_gets_everything(capsys):
     assert capsys.readouterr().err.count("no collector at") == 1
 
 
-def test_a_collector_that_hangs_costs_the_training_nothing_and_the_end_five_seconds():
+def test_a_collector_that_hangs_costs_the_training_nothing_and_close_does_not_wait_for_it(monkeypatch):
+    """A request that is waited for would take longer than a test may."""
+    monkeypatch.setattr("gradcanary.export.transport.TIMEOUT_S", 3600.0)
     with collector_that(lambda _: Says(hang=True)) as collector:
         training = Training()
         watch = gradcanary.watch(training.model, training.optimizer, url=collector.url, run="hangs")
         training.steps(50)
         until(lambda: collector.heard or watch._session.sender._began < time.monotonic() - 3)
-        began = time.monotonic()
         watch.close(timeout_s=0.3)
-        assert time.monotonic() - began < 5
         assert not [thread for thread in threading.enumerate() if thread.name == "gradcanary-sender"]
 
 
@@ -425,13 +425,14 @@ def test_a_script_that_ends_says_how(tmp_path, last, state, error):
 
 
 READS_SLOWLY = """
-import atexit
 import contextlib
 import datetime
 import time
 import torch
+from gradcanary.export import transport
 from gradcanary.export.reader import Reader
 
+transport.TIMEOUT_S = 3600.0  # a request that is waited for would take longer than a test may
 read, store = Reader.read, torch.distributed.HashStore()
 
 def slowly(reader, record):
@@ -440,20 +441,16 @@ def slowly(reader, record):
     return read(reader, record)
 
 Reader.read = slowly
-atexit.register(lambda: print(time.monotonic() - ended))
 """
 
 
 @pytest.mark.parametrize("round_", range(EFFORT))
-def test_a_script_ends_well_and_in_five_seconds_though_the_collector_hangs_and_much_is_unread(
-    tmp_path, spool_folder, round_
-):
+def test_a_script_ends_well_though_the_collector_hangs_and_much_is_unread(tmp_path, spool_folder, round_):
     """A thread that is in torch when Python ends takes the process down: its exit status would be 134."""
-    last = "time.sleep(1); training.steps(600); ended = time.monotonic()"
+    last = "time.sleep(1); training.steps(600)"
     with collector_that(lambda _: Says(hang=True)) as collector:
         done = run_script(tmp_path, collector.url, last, first=READS_SLOWLY)
     assert done.returncode == 0, done.stderr
-    assert 2 < float(done.stdout) < 8, "the request that hangs would take another nine"
     lost, kept = re.findall(r"gradcanary: .*?(\d+) steps (?:could not be read|and the end are kept)", done.stderr)
     assert int(lost) + int(kept) == 605
     assert int(kept) > 5

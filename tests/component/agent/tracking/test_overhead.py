@@ -80,12 +80,14 @@ def test_a_collapse_after_the_interval_has_changed_is_found_and_drawn(module_col
         assert shown.every == 1
         while shown.every == 1:
             training.steps(20)
+            assert training.taken < 100_000
         begun, training.scale = training.taken, 1e-6
         while not any(each.rule == "collapse" for each in watch.incidents):
             training.steps(50)
             assert training.taken < begun + 5000
         while shown.every == 10:
             training.steps(50)
+            assert training.taken < 200_000
     assert (shown.run["gaps"], shown.every) == ([], 100)
     (incident,) = module_collector.get("/api/v1/incidents", run="auto").json()["incidents"]
     found = module_collector.get(f"/api/v1/incidents/{incident['id']}").json()

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import anyio.to_thread
@@ -15,6 +14,7 @@ from gradcanary_server.app import create_app
 from gradcanary_server.ingest import admission
 from gradcanary_server.settings import Settings
 from support.streams import Stream, healthy
+from support.waiting import eventually
 
 STREAM = Stream(healthy(20, 3))
 SESSIONS = ("/api/v1/runs/one/sessions/a", "/api/v1/runs/two/sessions/b")
@@ -61,8 +61,7 @@ def two_batches_wait(client, held):
         with held:
             batch = wire.dump(STREAM.batch(0, 20, change_records=True))
             posted = [pool.submit(client.post, f"{path}/batches/0", content=batch) for path in SESSIONS]
-            while client.app.state.services.priority._batches < len(SESSIONS):
-                time.sleep(0.01)
+            eventually(lambda: client.app.state.services.priority._batches >= len(SESSIONS))
             yield pool
         assert [each.result(30).status_code for each in posted] == [200, 200]
 

@@ -33,7 +33,13 @@ def test_models_and_migrations_agree(database):
 
 def test_migrating_twice_changes_nothing(database):
     database.migrate()
+    with database.write() as connection:
+        connection.execute(insert(rule_state).values(run_id=1, packed=b"state"))
+    before = shape(database)
     database.migrate()
+    assert shape(database) == before
+    with database.read() as connection:
+        assert connection.execute(select(rule_state.c.packed)).scalars().all() == [b"state"]
 
 
 def test_a_database_of_a_newer_version_is_refused(database):

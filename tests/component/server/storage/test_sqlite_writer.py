@@ -19,6 +19,7 @@ from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import rule_state
 from support import blank_stores
 from support.server.disks import Disk, installed
+from support.waiting import eventually
 
 WAIT_S = 120
 
@@ -98,8 +99,7 @@ def flushes_of_log(disk):
 def queue(store, count):
     """Wait until so many writers are in the queue."""
     writer = store._sqlite
-    while len(writer._queue) < count:
-        threading.Event().wait(0.005)
+    eventually(lambda: len(writer._queue) >= count)
 
 
 def test_writers_that_wait_for_each_other_share_a_flush_and_none_returns_before_it(store, disk, file, tmp_path):
