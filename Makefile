@@ -11,17 +11,25 @@ INSTALL := pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 SUBSET ?=
 WORKERS ?= 4
+# Tests of one file stay in one process: they share what it has made once.
+DIST ?= loadfile
+QUICK := (unit or component or smoke) and not (postgres or slow)
 BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
-.PHONY: demo test test-gpu check detection loops benchmarks browser screenshots clean
+.PHONY: demo test test-all test-gpu check detection loops benchmarks browser screenshots clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
 
+# What protects a user, in a few minutes: unit and component on SQLite, a collector process, three pages in Chromium.
 test: $(VENV)/.browser
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) -m '$(QUICK)' $(ARGS)
 
-# No part of "test": it fails where there is no GPU.
+# All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages.
+test-all: $(VENV)/.browser
+	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) $(ARGS)
+
+# No part of "test-all": it fails where there is no GPU.
 test-gpu: $(VENV)/.development
 	$(BIN)/pytest tests/gpu $(ARGS)
 

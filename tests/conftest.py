@@ -28,42 +28,7 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-LONGEST = (
-    "test_attach.py",
-    "test_launchers.py",
-    "test_replicas.py",
-    "test_exactly_once.py",
-    "test_kills.py",
-    "test_evaluator.py",
-    "test_messages_state_machine.py",
-    "test_spam_by_rule.py",
-    "test_any_cut_same_result.py",
-    "test_dispatcher.py",
-    "test_tiles.py",
-    "test_demo.py",
-    "acceptance/collector/test_delivery.py",
-    "acceptance/collector/test_silences.py",
-    "acceptance/collector/test_endpoints.py",
-    "test_apprise_channel.py",
-    "test_dashboard.py",
-    "test_spool.py",
-    "test_attach_jobs.py",
-    "test_sync.py",
-    "test_demo_endings.py",
-    "test_layer_pages.py",
-    "component/agent/export/test_delivery.py",
-    "test_shard_stream.py",
-    "test_postgresql.py",
-    "test_late_launches.py",
-    "test_query.py",
-    "test_identical.py",
-    "test_training_loops.py",
-    "test_collapse.py",
-    "test_packaging.py",
-    "test_command_line.py",
-)
-"""Files that take half a minute and more. A file stays with one worker, which makes what its tests share once; so that
-nobody waits for a long one in the end, those come first."""
+TESTS = Path(__file__).parent
 
 NewDb = Callable[[], str | None]
 
@@ -74,9 +39,17 @@ def pytest_configure(config: pytest.Config) -> None:
         warm.share(warm.COLLECTOR, warm.TRAINING)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """Mark tests by their folder, and those that need a PostgreSQL server."""
+    for item in items:
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
+        if "postgres_server" in item.fixturenames or _dialect(item) == "postgresql":
+            item.add_marker(pytest.mark.postgres)
+
+
+def _dialect(item: pytest.Item) -> str | None:
+    return item.callspec.params.get("dialect") if hasattr(item, "callspec") else None
 
 
 def pytest_collection_finish() -> None:

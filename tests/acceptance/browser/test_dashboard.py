@@ -72,6 +72,7 @@ def is_no_news(answer: Response) -> bool:
     return "/_refresh" in answer.url and answer.status == 204
 
 
+@pytest.mark.smoke
 def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(watched.url)
     expect(page.locator(".run h2 a")).to_have_count(2)
@@ -100,6 +101,7 @@ def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_pag
     assert needed <= room
 
 
+@pytest.mark.smoke
 def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url)
     expect(page).to_have_title(f"{RUN} · gradcanary")
@@ -175,6 +177,7 @@ def test_the_value_of_a_cell_can_be_read(shared: Any, open_page: Callable[..., P
     expect(page.locator("#readout")).to_contain_text("absmax 0.00")
 
 
+@pytest.mark.smoke
 def test_a_deep_link_shows_its_steps_and_its_incident(shared: Any, open_page: Callable[..., Page]) -> None:
     number = shared.get("/api/v1/incidents", run=RUN).json()["incidents"][0]["id"]
     page = open_run(open_page, shared.url, f"?incident={number}&from=200&to=300")

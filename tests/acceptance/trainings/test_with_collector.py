@@ -10,6 +10,8 @@ from gradcanary import wire
 from support.agent.scripted import Training, until
 from support.collectors import Collector
 
+pytestmark = pytest.mark.smoke
+
 
 def points(module_collector: Collector, run: str, name: str) -> dict[tuple[tuple[str, str], ...], dict[float, float]]:
     """Return the values of a metric by tags and step; each is its own bucket."""
