@@ -270,6 +270,7 @@ def test_an_address_that_apprise_does_not_know_is_refused_and_not_repeated(monke
         apprise_channel.open_channels(["json://127.0.0.1"])
 
 
+@pytest.mark.slow
 def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_factory, receiver_factory, tmp_path):
     hook, loud, service = receiver_factory(), receiver_factory(), receiver_factory(status(500))
     (tmp_path / "rules.yaml").write_text("version: 1\npace: {wait_s: 0.1, interval_s: 600}\n")

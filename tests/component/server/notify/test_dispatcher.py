@@ -75,6 +75,7 @@ def test_due_messages_are_written_in_portions(store, receiver_factory, monkeypat
     assert len(moments) == 3, "each is of a transaction of its own"
 
 
+@pytest.mark.slow
 def test_the_story_of_an_incident_reaches_the_receiver(store, receiver_factory):
     receiver = receiver_factory()
     listen(store, receiver)
@@ -543,6 +544,7 @@ def test_a_round_that_fails_does_not_end_the_loop(store, receiver_factory, monke
     assert "a round of the dispatcher failed" in caplog.text
 
 
+@pytest.mark.postgres
 def test_a_restart_of_postgresql_delays_messages_and_is_told_in_a_line(receiver_factory, caplog):
     receiver = receiver_factory()
     with postgres.running() as server:

@@ -45,6 +45,7 @@ def drawn(store, points, begin, end):
     return decoded(answer["steps"]), answer["bucket_steps"], lines
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stories.launches(longest=150),

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ converging = st.builds(
 seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), st.integers(0, 2**32 - 1))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(traces() | quiet | seldom | converging, min_size=1, max_size=3),
