@@ -9,7 +9,7 @@ PACKAGES = {
     "dashboard": TESTS.parent / "dashboard" / "gradcanary_dashboard",
 }
 SMALL = 40
-LIMIT = 163
+LIMIT = 162
 """Modules without a test file of their own. The goal is 25: the list may shrink, and does not grow."""
 
 COVERED_BY = """
@@ -30,7 +30,6 @@ agent/cli/serve                               acceptance/commands/test_command_l
 agent/demo/processes                          acceptance/commands/test_demo_endings.py
 agent/demo/story                              acceptance/commands/test_demo.py
 agent/demo/training                           acceptance/commands/test_demo.py
-agent/export/clip_detection                   acceptance/trainings/test_clip_detection.py
 agent/export/hello                            component/agent/test_api.py
 agent/export/spool                            unit/agent/export/test_outbox.py
 agent/export/sync                             acceptance/trainings/test_sync.py
@@ -74,7 +73,7 @@ dashboard/collector/incidents                 unit/dashboard/pages/test_incident
 dashboard/collector/layer                     acceptance/browser/test_layer_pages.py
 dashboard/collector/run                       component/server/api/test_incidents.py
 dashboard/components/difference_table         acceptance/browser/test_compare.py
-dashboard/components/elements                 unit/dashboard/pages/test_runs.py
+dashboard/components/elements                 unit/dashboard/web/test_assets.py
 dashboard/components/endpoint_text            unit/dashboard/pages/test_settings.py
 dashboard/components/forms                    unit/dashboard/pages/test_settings.py
 dashboard/components/incident_dialog          acceptance/browser/test_incidents.py
