@@ -57,7 +57,7 @@ benchmarks: $(VENV)-benchmarks/.benchmarks
 
 browser: $(VENV)/.browser
 
-# What the READMEs show of the pages, into docs/.
+# What the documents show of the pages, into docs/.
 screenshots: $(VENV)/.browser
 	$(BIN)/python tests/support/browser/screenshots.py docs --published $(ARGS)
 

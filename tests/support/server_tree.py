@@ -1,4 +1,4 @@
-"""Makes the tree of modules in server/README.md: ``python tests/support/server_tree.py --write``."""
+"""Makes the tree of modules in docs/server.md: ``python tests/support/server_tree.py --write``."""
 
 import ast
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "server" / "gradcanary_server"
-README = ROOT / "server" / "README.md"
+DOCUMENT = ROOT / "docs" / "server.md"
 BEGIN, END = "<!-- tree: python tests/support/server_tree.py --write -->\n", "<!-- end of the tree -->\n"
 
 
@@ -37,4 +37,4 @@ def _first_line(path: Path) -> str:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    README.write_text(with_tree(README.read_text("utf-8")), "utf-8")
+    DOCUMENT.write_text(with_tree(DOCUMENT.read_text("utf-8")), "utf-8")

@@ -33,5 +33,5 @@ def test_relative_links_lead_somewhere() -> None:
 
 
 def test_the_tree_of_the_server_is_true() -> None:
-    text = server_tree.README.read_text("utf-8")
+    text = server_tree.DOCUMENT.read_text("utf-8")
     assert server_tree.with_tree(text) == text, "run: python tests/support/server_tree.py --write"

@@ -1,4 +1,4 @@
-"""The table of training loops in the agent's README, made of the ``loop`` marks of the tests: ``make loops`` writes it.
+"""The table of training loops in docs/agent.md, made of the ``loop`` marks of the tests: ``make loops`` writes it.
 
 Of the marks with the same name one at most has more words than that; the others only add a test to the row.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
 FOLDERS = ("component/agent", "acceptance/trainings")
-README = TESTS.parent / "agent" / "README.md"
+DOCUMENT = TESTS.parent / "docs" / "agent.md"
 BEGIN, END = "<!-- from here: make loops -->\n", "<!-- to here -->\n"
 
 
@@ -61,7 +61,7 @@ def table() -> str:
 
 
 def written(text: str) -> str:
-    """Return the README with the table as it should be."""
+    """Return the document with the table as it should be."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{table()}{END}{after}"
@@ -75,4 +75,4 @@ def _marks(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text("utf-8")), "utf-8")
+    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8")), "utf-8")

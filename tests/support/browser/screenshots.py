@@ -2,7 +2,7 @@
 
 ``python tests/support/browser/screenshots.py FOLDER`` starts a collector of its own and fills it with runs that look
 like real ones; with ``--url URL --run RUN`` it photographs a collector that runs already. ``--published`` writes those
-that the READMEs show (``make screenshots``).
+that the documents show (``make screenshots``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ PUBLISHED = {
     "settings": ["wide light"],
     "empty": ["wide light"],
 }
-"""What the READMEs show of the pages that there are."""
+"""What the documents show of the pages that there are."""
 
 TOLD_S = 60
 """How long the first message may take: its incident gathers for 10 s."""
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--url", help="a collector that runs already")
     parser.add_argument("--run", default=RUN, help="the run to photograph there")
-    parser.add_argument("--published", action="store_true", help="only what the READMEs show, small")
+    parser.add_argument("--published", action="store_true", help="only what the documents show, small")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with started() as browser:

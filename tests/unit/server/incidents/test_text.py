@@ -194,7 +194,7 @@ def test_sentences_name_no_number_of_the_default_rules():
 
 
 def test_loss_of_a_sum_is_the_measured_one():
-    """The table of agent/README.md, "512, alike"."""
+    """The table of docs/agent.md, "512, alike"."""
     assert "512 alike ones 25 %" in remedies.CAUSES["low_precision_sum"].text
 
 
