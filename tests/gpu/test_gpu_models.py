@@ -26,7 +26,7 @@ LARGEST = ((1.0, 2**24), (math.nan, 2**24 + 2**23), (1e-20, 2**25 + 2**23))
 """Factors of the loss, and the bytes that the agent may take for a moment: by the numbers of a usual step, by counting
 what is not finite in parts of 2**22 elements, by summing such parts in float64. A byte an element would be 2**25."""
 
-COUNTED = ("zero_fraction", "nonfinite")
+FLOAT32_EXACT_INT = ("zero_fraction", "nonfinite")
 
 
 # -- many tensors ------------------------------------------------------------------------------------------------------
@@ -132,7 +132,9 @@ def test_the_peak_of_a_very_large_tensor_grows_by_a_part_of_it(collector: Record
     assert watched - bare < most
     assert collector.steps() == [*range(5)]
     norm = collector.stat("norm")[4].get("0.weight", 0.0)
-    counted = {kind: {step: each.get("0.weight") for step, each in collector.stat(kind).items()} for kind in COUNTED}
+    counted = {
+        kind: {step: each.get("0.weight") for step, each in collector.stat(kind).items()} for kind in FLOAT32_EXACT_INT
+    }
     assert counted["zero_fraction"][0] == 0.0 or math.isnan(scale)
     if math.isnan(scale):
         assert counted["nonfinite"][4] == LARGE

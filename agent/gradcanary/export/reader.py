@@ -36,7 +36,7 @@ FLOAT32_MAX = 3.4028234663852886e38
 LOW = 1e-4
 """An absmax under which the exact zeros of a layer are counted: the default of the rules' ``enter``."""
 
-NARROW = (1e-12, 1e12)
+FLOAT32_SAFE_NORMS = (1e-12, 1e12)
 """Norms that a float32 sum of squares holds, with room for a change by 1e6. Others are measured in float64 from the
 next sample on."""
 
@@ -156,7 +156,7 @@ class Reader:
         self._local_left = LOCAL_AFTER_NONFINITE if bad or not found.is_finite else max(self._local_left - 1, 0)
         self._add_counts(row, found, bad)
         _add_moved(row, found)
-        _add_losses(row, found)
+        _add_accumulation_errors(row, found)
         _add_some(row, "frozen_fraction", None, found.frozen)
         self.facts += self._clips.read(record, found, row)
         self.facts += found.facts(row.layer_set.layers, record.step, self._failed)
@@ -188,7 +188,7 @@ class Reader:
         if self._roots_of is not layer_set:
             self._roots_of = layer_set
             self._roots = [math.sqrt(max(layer.local_numel, 1)) for layer in layer_set.layers]
-        roots, (low, high) = self._roots, NARROW
+        roots, (low, high) = self._roots, FLOAT32_SAFE_NORMS
         measured = [(i, norm[i]) for i, state in enumerate(states) if state == MEASURED]
         strength = {i: value / roots[i] for i, value in measured}
         return SampleRequest(
@@ -210,12 +210,17 @@ def _add_moved(row: StepRow, found: DecodedSamples) -> None:
     _add_some(row, "weight_norm", None, {layer: weights for layer, (_, weights) in moved.items()})
 
 
-def _add_losses(row: StepRow, found: DecodedSamples) -> None:
+def _add_accumulation_errors(row: StepRow, found: DecodedSamples) -> None:
     """Add the errors of low-precision sums; a skipped window has none, because its gradients were not used."""
     if row.skipped:
         return
-    _add_some(row, "accumulation_error", found.phase, {layer: error for layer, (error, _) in found.losses.items()})
-    _add_some(row, "norm_ratio", found.phase, {layer: ratio for layer, (_, ratio) in found.losses.items()})
+    _add_some(
+        row,
+        "accumulation_error",
+        found.phase,
+        {layer: error for layer, (error, _) in found.accumulation_errors.items()},
+    )
+    _add_some(row, "norm_ratio", found.phase, {layer: ratio for layer, (_, ratio) in found.accumulation_errors.items()})
 
 
 def _add_some(row: StepRow, stat: str, phase: str | None, values: dict[int, float]) -> None:
@@ -245,7 +250,7 @@ class DecodedSamples:
         self.moved: dict[int, tuple[float, float]] = {}
         self.local_nonfinite: list[int] = []
         self.bits: dict[int, Sequence[int]] = {}
-        self.losses: dict[int, tuple[float, float]] = {}
+        self.accumulation_errors: dict[int, tuple[float, float]] = {}
         self.frozen: dict[int, float] = {}
         self.forecasts: list[tuple[Forecast, Sequence[int]]] = []
 
@@ -293,7 +298,7 @@ class DecodedSamples:
             self.moved[numbers[position]] = _change_of(factors)
         for (position,), factors in _values(parts, Kind.ACCUMULATION_ERROR, failed):
             loss = accumulation.error_of(factors)
-            self.losses.update({} if loss is None else {numbers[position]: loss})
+            self.accumulation_errors.update({} if loss is None else {numbers[position]: loss})
         self.frozen.update({numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)})
         self.forecasts += [(forecast, numbers) for forecast in sample.forecasts]
         for positions, counts in _values(parts, Kind.LOW_BITS, failed):

@@ -31,7 +31,7 @@ CHUNK = 2**22
 """Elements for a kernel that copies its input: 32 MiB in float64. A nearly full device has no room for a copy of an
 embedding."""
 
-COUNTED = 2**24
+FLOAT32_EXACT_INT = 2**24
 """The largest count that float32 holds exactly."""
 
 MOST_PACKED = 2**14
@@ -260,7 +260,7 @@ def _count_nonfinite(piece: Tensor) -> Tensor:
 
 
 def _counted_pieces(value: Tensor) -> list[Tensor]:
-    return _pieces(value, COUNTED if _is_counted_by_norm(value) else CHUNK)
+    return _pieces(value, FLOAT32_EXACT_INT if _is_counted_by_norm(value) else CHUNK)
 
 
 def _is_counted_by_norm(value: Tensor) -> bool:

@@ -34,7 +34,7 @@ LOOK_ROUNDS = 4
 LOOKS_OVER, LOOKS_UNDER = 2, 10
 """Measurements in a row that ask for a wider interval, or for a finer one, before it changes."""
 
-ROOM = 0.5
+HYSTERESIS = 0.5
 """The part of the budget that a finer interval may take by the estimate."""
 
 NEGLIGIBLE = 0.1
@@ -223,7 +223,7 @@ def next_policy(policy: IntervalPolicy, measured: Measurement, budget: float) ->
         if policy.over + 1 < LOOKS_OVER:
             return IntervalPolicy(policy.every, over=policy.over + 1)
         return IntervalPolicy(INTERVALS[index + 1])
-    if index and measured.lasting + sampling * policy.every / INTERVALS[index - 1] <= ROOM * budget:
+    if index and measured.lasting + sampling * policy.every / INTERVALS[index - 1] <= HYSTERESIS * budget:
         if policy.under + 1 < LOOKS_UNDER:
             return IntervalPolicy(policy.every, under=policy.under + 1)
         return IntervalPolicy(INTERVALS[index - 1])

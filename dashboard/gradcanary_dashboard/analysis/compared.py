@@ -10,7 +10,7 @@ from gradcanary_dashboard.analysis.differences import Differences
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import Layer
 
-COSTS = ("loss", "step_time_s", "peak_memory_bytes")
+RUN_METRICS = ("loss", "step_time_s", "peak_memory_bytes")
 """The metrics of the figures, without tags: series with tags are never averaged."""
 
 TIMED_STEPS = 2_000

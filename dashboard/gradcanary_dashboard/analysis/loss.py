@@ -15,7 +15,7 @@ from gradcanary_dashboard.analysis.arrays import Floats, decode
 from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.text import numbers
 
-SPEAKS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
+RULES_WITH_LOSS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
 """Rules whose verdict mentions the loss; rules about the loss itself have their own words."""
 
 PART = 0.05
@@ -40,7 +40,7 @@ def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
     if not standing:
         return None
     worst = max(standing, key=_says)
-    if worst["rule"] not in SPEAKS:
+    if worst["rule"] not in RULES_WITH_LOSS:
         return None
     return min((member["since_step"] for member in worst.get("layers", ())), default=int(worst["opened_step"]))
 
@@ -142,7 +142,7 @@ def _compared(before: Before, after: Floats, now: float) -> str:
 
 def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
     """Return the clause in the word order of the collector's headline."""
-    is_late = incident["rule"] in severity.OF_THE_CLOCK
+    is_late = incident["rule"] in severity.ABSENCE_RULES
     return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
 
 

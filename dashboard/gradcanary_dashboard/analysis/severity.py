@@ -5,5 +5,5 @@ from __future__ import annotations
 SEVERITIES = ("information", "warning", "critical")
 """The least first."""
 
-OF_THE_CLOCK = ("silent", "stalled")
+ABSENCE_RULES = ("silent", "stalled")
 """Rules about missing requests or steps: the end of the run resolves them."""

@@ -61,7 +61,7 @@ def _crash(run: Mapping[str, Any]) -> str:
 
 def is_unrecovered(incident: Mapping[str, Any]) -> bool:
     """Return True if a run ended on an incident; its end resolves an incident about absence."""
-    return incident["resolution"] == "run_finished" and incident["rule"] not in severity.OF_THE_CLOCK
+    return incident["resolution"] == "run_finished" and incident["rule"] not in severity.ABSENCE_RULES
 
 
 def firing(run: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradcanary_dashboard.address.comparison import ALIGNS, LETTERS, CompareView
 from gradcanary_dashboard.analysis import launches as run_launches
-from gradcanary_dashboard.analysis.compared import COSTS, TIMED_STEPS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared import RUN_METRICS, TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.analysis.differences import COLUMNS, ROWS, differences
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import worst_first
@@ -121,7 +121,13 @@ def _times(collector: Collector, run: Compared, common: Steps | None) -> Mapping
     if common is None:
         return {}
     first, last = max(common[0], common[1] - TIMED_STEPS + 1) + run.origin, common[1] + run.origin
-    query: dict[str, str | int] = {"name": COSTS[1], "tags": "{}", "points": TIMED_STEPS, "from": first, "to": last}
+    query: dict[str, str | int] = {
+        "name": RUN_METRICS[1],
+        "tags": "{}",
+        "points": TIMED_STEPS,
+        "from": first,
+        "to": last,
+    }
     body: Mapping[str, Any] = collector.run(run.name, "metrics", **query).body
     return body
 
@@ -132,7 +138,7 @@ def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: Compa
     first = None if view.from_step is None else view.from_step + run.origin
     last = None if view.to_step is None else view.to_step + run.origin
     steps = {"from": first, "to": last, "points": POINTS}
-    metrics = collector.run(run.name, "metrics", name=COSTS, tags="{}", **steps).body
+    metrics = collector.run(run.name, "metrics", name=RUN_METRICS, tags="{}", **steps).body
     number = next((each["layer"] for each in run.layers if each["name"] == layer), None)
     if number is None:
         return replace(run, metrics=metrics)

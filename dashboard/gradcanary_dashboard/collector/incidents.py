@@ -22,7 +22,7 @@ DETAILED_OF_LAYER = 24
 
 
 @dataclass(frozen=True)
-class Chapter:
+class IncidentPage:
     """Incidents of one state, newest first, open ones worst first; ``next`` is the ``before`` of the following page."""
 
     state: str
@@ -30,10 +30,10 @@ class Chapter:
     next: str | None
 
 
-def load(collector: Collector, chosen: Filter) -> list[Chapter]:
+def load(collector: Collector, chosen: Filter) -> list[IncidentPage]:
     """Return open incidents, then resolved ones; later pages of the history have only resolved ones."""
     answers = _answers(collector, chosen)
-    return [Chapter(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
+    return [IncidentPage(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
 
 
 def version(collector: Collector, chosen: Filter) -> str:

@@ -23,7 +23,7 @@ FEW_METRICS = 12
 """More metrics than these have a field to find some."""
 
 ALWAYS = ("absmax", "norm", "nonfinite")
-TOLD_BY = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
+MEASURED_WITH = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
 """Stats that the table of layers does not hold, and those that are measured together with them."""
 
 
@@ -71,7 +71,7 @@ def offered(view: View, layers: Sequence[Layer]) -> dict[str, bool]:
     """Return which stats are left out of the list: those that nothing was measured of, as far as the table tells."""
     return {
         f"option-{stat}": stat not in (*ALWAYS, view.stat)
-        and all(layer.get(TOLD_BY.get(stat, stat)) is None for layer in layers)
+        and all(layer.get(MEASURED_WITH.get(stat, stat)) is None for layer in layers)
         for stat in STATS
     }
 

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 from gradcanary_dashboard.address.comparison import ALIGNS, CompareView
 from gradcanary_dashboard.analysis import curve
-from gradcanary_dashboard.analysis.compared import COSTS, CompareData
+from gradcanary_dashboard.analysis.compared import RUN_METRICS, CompareData
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.figures import axes, overlay
-from gradcanary_dashboard.figures.overlay import Mark, Strand
+from gradcanary_dashboard.figures.overlay import Mark, RunCurve
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.units import Unit
 
@@ -32,21 +32,21 @@ def drawn(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     """Return every figure by its id."""
     span, axis, stat = _span(data, wanted), _axis(wanted), STATS[wanted.view.stat]
     enter = next((run.series["threshold"]["enter"] for run in data.runs if run.series), None)
-    losses, times, memory = (_logged(data, name) for name in COSTS)
+    losses, times, memory = (_logged(data, name) for name in RUN_METRICS)
     none = "has been logged in these steps."
     return {
         "compare-stat": overlay.of_stat(_measured(data), span, stat, enter, _marks(data, span), axis),
-        "compare-loss": overlay.of_cost(losses, span, Unit(), f"No loss {none}", axis),
-        "compare-time": overlay.of_cost(times, span, overlay.seconds(times), f"No step time {none}", axis),
-        "compare-memory": overlay.of_cost(memory, span, overlay.size(memory), f"No peak memory {none}", axis),
+        "compare-loss": overlay.of_run_metric(losses, span, Unit(), f"No loss {none}", axis),
+        "compare-time": overlay.of_run_metric(times, span, overlay.seconds(times), f"No step time {none}", axis),
+        "compare-memory": overlay.of_run_metric(memory, span, overlay.size(memory), f"No peak memory {none}", axis),
     }
 
 
-def _measured(data: CompareData) -> list[Strand]:
+def _measured(data: CompareData) -> list[RunCurve]:
     return _strands(data, {run.letter: (run.series, run.series["series"][0]) for run in data.runs if run.series})
 
 
-def _logged(data: CompareData, name: str) -> list[Strand]:
+def _logged(data: CompareData, name: str) -> list[RunCurve]:
     """Return a metric of each run that has it without tags: series with tags are never averaged."""
     found: dict[str, Series] = {}
     for run in data.runs:
@@ -56,9 +56,9 @@ def _logged(data: CompareData, name: str) -> list[Strand]:
     return _strands(data, found)
 
 
-def _strands(data: CompareData, found: Mapping[str, Series]) -> list[Strand]:
+def _strands(data: CompareData, found: Mapping[str, Series]) -> list[RunCurve]:
     read = [
-        Strand.read(place, run.letter, *found[run.letter], Events.of(run.run, ()), run.origin)
+        RunCurve.read(place, run.letter, *found[run.letter], Events.of(run.run, ()), run.origin)
         for place, run in enumerate(data.runs)
         if run.letter in found
     ]

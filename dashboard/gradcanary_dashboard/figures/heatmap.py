@@ -56,7 +56,7 @@ def figure(
     value = stat.name if bucket <= events.every else answer["value"]
     placed = _placed(steps, bucket, codes, scale, span)
     drawn["meta"] = {
-        **_led(rows, layers),
+        **_row_link(rows, layers),
         **_named(steps, bucket, events.every),
         **_worded(scale),
         **_clocked(span, placed),
@@ -124,7 +124,7 @@ def _clocked(span: axes.Span, placed: Placed) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Lead:
+class RowLink:
     """A row's title, the name or number of its linked layer, and the numbers of all its layers, that one first."""
 
     name: str
@@ -132,7 +132,7 @@ class Lead:
     numbers: Sequence[int]
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], known: Mapping[int, Layer]) -> Lead:
+    def of(cls, row: Mapping[str, Any], known: Mapping[int, Layer]) -> RowLink:
         """Return the link of a row: to the worst of its layers, as its cells show the minimum of all."""
         numbers: Sequence[int] = row["layers"]
         if len(numbers) == 1:
@@ -145,10 +145,10 @@ class Lead:
         return cls(f"{name} and {number_text.plural(len(others), 'other layer')}", name, [worst, *others])
 
 
-def _led(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str, Any]:
+def _row_link(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str, Any]:
     """Return titles and links of the rows."""
     known = {layer["layer"]: layer for layer in layers}
-    leads = [Lead.of(row, known) for row in rows]
+    leads = [RowLink.of(row, known) for row in rows]
     return {
         "names": [lead.name for lead in leads],
         "layers": [lead.layer for lead in leads],

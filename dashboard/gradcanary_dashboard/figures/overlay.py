@@ -34,7 +34,7 @@ NEAR = 0.04
 
 
 @dataclass(frozen=True)
-class Strand:
+class RunCurve:
     """The curve of one run, number ``place`` of those compared, its steps counted from the run's origin."""
 
     place: int
@@ -44,7 +44,7 @@ class Strand:
     @classmethod
     def read(
         cls, place: int, letter: str, answer: Mapping[str, Any], series: Mapping[str, Any], events: Events, origin: int
-    ) -> Strand | None:
+    ) -> RunCurve | None:
         """Return the curve of a series or metric; None if it is empty."""
         curve = Curve.read(answer, series, events)
         if curve.is_empty:
@@ -69,7 +69,7 @@ class Mark:
 
 
 def of_stat(
-    strands: Sequence[Strand], span: axes.Span, stat: Stat, enter: float | None, marked: Sequence[Mark], axis: str
+    strands: Sequence[RunCurve], span: axes.Span, stat: Stat, enter: float | None, marked: Sequence[Mark], axis: str
 ) -> axes.Figure:
     """Return a stat of one layer in each run, and the steps at which their incidents opened."""
     if not strands:
@@ -84,7 +84,7 @@ def of_stat(
     return _figure(strands, span, drawn, floor, top, Unit(), axis, unseen)
 
 
-def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str, axis: str) -> axes.Figure:
+def of_run_metric(strands: Sequence[RunCurve], span: axes.Span, unit: Unit, nothing: str, axis: str) -> axes.Figure:
     """Return a metric of each run; the axis begins near the values, so that a few percent are visible."""
     if not strands:
         return _nothing(span, COST_HEIGHT, nothing, axis)
@@ -97,18 +97,18 @@ def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str
     return _figure(told, span, drawn, floor, top, unit, axis, [])
 
 
-def seconds(strands: Sequence[Strand]) -> Unit:
+def seconds(strands: Sequence[RunCurve]) -> Unit:
     """Return s or ms, by the length of steps."""
     return units.of_seconds(_largest(strands))
 
 
-def size(strands: Sequence[Strand]) -> Unit:
+def size(strands: Sequence[RunCurve]) -> Unit:
     """Return the unit of bytes, by the size of the memory."""
     return units.of_bytes(_largest(strands))
 
 
 def _figure(
-    strands: Sequence[Strand],
+    strands: Sequence[RunCurve],
     span: axes.Span,
     drawn: dict[str, Any],
     floor: float,
@@ -130,7 +130,7 @@ def _figure(
     return {"data": [*data, *more], "layout": drawn}
 
 
-def _line(strand: Strand, shown: Curve, unit: Unit) -> dict[str, Any]:
+def _line(strand: RunCurve, shown: Curve, unit: Unit) -> dict[str, Any]:
     line = curves.line(shown, strand.curve, strand.colour)
     line["line"] = {**line["line"], "width": 1.8, "dash": DASHES[strand.place]}
     suffix = f" {unit.name}" if unit.name else ""
@@ -138,13 +138,13 @@ def _line(strand: Strand, shown: Curve, unit: Unit) -> dict[str, Any]:
     return {**line, "name": strand.letter, "hovertemplate": words}
 
 
-def _crosses(strand: Strand, top: float) -> list[dict[str, Any]]:
+def _crosses(strand: RunCurve, top: float) -> list[dict[str, Any]]:
     words = f"{strand.letter}  not finite at step %{{x:,.0f}}<extra></extra>"
     return [{**cross, "hovertemplate": words} for cross in curves.crosses(strand.curve, top)]
 
 
 def _log(
-    strands: Sequence[Strand], span: axes.Span, height: int, levels: Sequence[float]
+    strands: Sequence[RunCurve], span: axes.Span, height: int, levels: Sequence[float]
 ) -> tuple[dict[str, Any], float, float]:
     """Return the layout, the floor for exact zeros, and a height near the top."""
     drawn, top, floor = curves.log_plot([strand.curve for strand in strands], span, height, levels)
@@ -156,7 +156,7 @@ def _log(
 
 
 def _linear(
-    strands: Sequence[Strand], span: axes.Span, height: int, *, from_zero: bool
+    strands: Sequence[RunCurve], span: axes.Span, height: int, *, from_zero: bool
 ) -> tuple[dict[str, Any], float, float]:
     known = np.concatenate([each for strand in strands for each in (strand.curve.low, strand.curve.high)])
     known = known[np.isfinite(known)]
@@ -168,7 +168,9 @@ def _linear(
     return drawn, bottom, high
 
 
-def _labels(strands: Sequence[Strand], span: axes.Span, drawn: Mapping[str, Any], floor: float) -> list[dict[str, Any]]:
+def _labels(
+    strands: Sequence[RunCurve], span: axes.Span, drawn: Mapping[str, Any], floor: float
+) -> list[dict[str, Any]]:
     """Return the letter of each run at the end of its line, without overlaps."""
     ends = sorted(filter(None, (_end(strand, drawn, floor) for strand in strands)), key=lambda end: end[2])
     labels: list[dict[str, Any]] = []
@@ -182,7 +184,7 @@ def _labels(strands: Sequence[Strand], span: axes.Span, drawn: Mapping[str, Any]
     return labels
 
 
-def _end(strand: Strand, drawn: Mapping[str, Any], floor: float) -> tuple[Strand, float, float] | None:
+def _end(strand: RunCurve, drawn: Mapping[str, Any], floor: float) -> tuple[RunCurve, float, float] | None:
     """Return the end of a line: its step, and its height as a share of the plot."""
     pieces = strand.curve.pieces()
     if not pieces:
@@ -217,6 +219,6 @@ def _nothing(span: axes.Span, height: int, text: str, axis: str) -> axes.Figure:
     return drawn
 
 
-def _largest(strands: Sequence[Strand]) -> float:
+def _largest(strands: Sequence[RunCurve]) -> float:
     """Return the largest median of all runs."""
     return max((strand.curve.usual for strand in strands), default=0.0)

@@ -11,7 +11,7 @@ from dash import dcc, html
 from gradcanary_dashboard.address import incidents as incidents_address
 from gradcanary_dashboard.address.incidents import Filter
 from gradcanary_dashboard.address.run import View, run_url
-from gradcanary_dashboard.collector.incidents import Chapter
+from gradcanary_dashboard.collector.incidents import IncidentPage
 from gradcanary_dashboard.components import elements, incident_text, share_bar, static
 from gradcanary_dashboard.components.incident_card import actions
 from gradcanary_dashboard.components.static import DRAWN
@@ -34,7 +34,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def fill(chapters: Sequence[Chapter], chosen: Filter, rules: Sequence[str], url: str) -> dict[str, Any]:
+def fill(chapters: Sequence[IncidentPage], chosen: Filter, rules: Sequence[str], url: str) -> dict[str, Any]:
     """Return the contents of every slot; ``url`` is the collector's address."""
     listed = [section for chapter in chapters for section in _section(chapter, chosen)]
     return {
@@ -96,7 +96,7 @@ def _counts(incident: Mapping[str, Any]) -> html.Div:
     return html.Div([value, html.Div(f"layers{more}", className="dim")], className="counts")
 
 
-def _section(chapter: Chapter, chosen: Filter) -> list[html.Section]:
+def _section(chapter: IncidentPage, chosen: Filter) -> list[html.Section]:
     if not chapter.incidents:
         return []
     count = numbers.integer(len(chapter.incidents))
@@ -108,7 +108,7 @@ def _section(chapter: Chapter, chosen: Filter) -> list[html.Section]:
     return [html.Section([head, *map(row, chapter.incidents), *_paging(chapter, chosen)], className="chapter")]
 
 
-def _paging(chapter: Chapter, chosen: Filter) -> list[html.Nav]:
+def _paging(chapter: IncidentPage, chosen: Filter) -> list[html.Nav]:
     """Return the links to the next page and to the first; ``state`` is named if the list has both states."""
     links, (_, first, on) = [], FIRST[chapter.state]
     if chosen.before is not None:

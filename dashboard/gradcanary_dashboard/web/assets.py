@@ -65,7 +65,7 @@ PACKED_FROM = 1_000
 """Bytes of a file that is sent as it is."""
 
 MOST = 64
-"""Packed files that are remembered; a page needs twelve."""
+"""CompressedAssets files that are remembered; a page needs twelve."""
 
 ASSETS = Path(__file__).parent.parent / "assets"
 
@@ -105,7 +105,7 @@ def register(server: FastAPI) -> None:
         server.add_api_route(bundle.path, _answering(bundle), include_in_schema=False)
 
 
-class Packed:
+class CompressedAssets:
     """Answers what browsers keep for a year, packed by the first visit alone: of Plotly that takes 40 ms."""
 
     def __init__(self, app: ASGIApp) -> None:

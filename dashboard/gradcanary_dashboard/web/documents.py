@@ -29,7 +29,7 @@ class Documents:
         self, app: ASGIApp, policy: str, is_page: Callable[[str], bool], nowhere: str, read_whole: Sequence[str]
     ) -> None:
         self.app = app
-        self.files = assets.Packed(app)
+        self.files = assets.CompressedAssets(app)
         self.policy = policy
         self.is_page = is_page
         self.nowhere = nowhere

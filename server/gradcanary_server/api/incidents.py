@@ -22,7 +22,7 @@ from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.incidents import service, silences
 from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
-from gradcanary_server.incidents.lifecycle import OF_THE_CLOCK, RANKS
+from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, RANKS
 from gradcanary_server.incidents.repository import WHOLE_RUN_NO
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify.endpoints import label
@@ -248,7 +248,7 @@ def _worst_first() -> tuple[ColumnElement[int], ...]:
     stage = case((incident.c.state == "open", 2), (is_ended_on, 1), else_=0)
     is_over = stage == 0
     severity = case((is_over, 0), else_=case(RANKS, value=incident.c.severity, else_=0))
-    of_layers = case((is_over | incident.c.rule.in_(OF_THE_CLOCK), 0), else_=1)
+    of_layers = case((is_over | incident.c.rule.in_(ABSENCE_RULES), 0), else_=1)
     return stage, severity, of_layers, incident.c.incident_id
 
 

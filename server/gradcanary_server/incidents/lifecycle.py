@@ -18,7 +18,7 @@ State = Literal["open", "resolved"]
 RANKS: dict[Severity, int] = {severity: rank for rank, severity in enumerate(SEVERITIES)}
 """Severities in ascending order."""
 
-OF_THE_CLOCK = ("silent", "stalled")
+ABSENCE_RULES = ("silent", "stalled")
 """Rules of silent and stalled runs: the end of the run resolves them, and leaves no layer unrecovered."""
 
 RULE_CHANGE_S = 3_600.0

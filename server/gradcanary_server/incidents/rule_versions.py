@@ -12,7 +12,7 @@ import logging
 from sqlalchemy import Connection, insert, select, update
 
 from gradcanary_server.incidents import repository, service, watchdog
-from gradcanary_server.incidents.lifecycle import OF_THE_CLOCK
+from gradcanary_server.incidents.lifecycle import ABSENCE_RULES
 from gradcanary_server.rules import resets
 from gradcanary_server.rules.config import Rules, rules_from_json, rules_to_json
 from gradcanary_server.storage.database import Database
@@ -64,7 +64,7 @@ class RuleVersions:
 
     def _reset(self, connection: Connection, row: HeldRun, before: Rules, now: float) -> None:
         run_id = int(row.run_id)
-        for rule in OF_THE_CLOCK:  # the watchdog finds a run that is still absent again
+        for rule in ABSENCE_RULES:  # the watchdog finds a run that is still absent again
             if resets.has_changed(getattr(before, rule), getattr(self._rules, rule)):
                 watchdog.close_absence(connection, run_id, rule, "rule_changed", now)
         stored = self._states.read(connection, row)

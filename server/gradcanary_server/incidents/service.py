@@ -16,7 +16,7 @@ from gradcanary.wire import Brief
 from gradcanary_server.errors import invalid
 from gradcanary_server.incidents import repository, text
 from gradcanary_server.incidents.lifecycle import (
-    OF_THE_CLOCK,
+    ABSENCE_RULES,
     RANKS,
     IncidentCase,
     TransitionContext,
@@ -45,7 +45,7 @@ _INHERITED = (
     .where(
         incident.c.run_id == bindparam("run_id"),
         incident.c.resolution == "run_finished",
-        incident.c.rule.not_in(OF_THE_CLOCK),
+        incident.c.rule.not_in(ABSENCE_RULES),
         incident.c.launch_no != launch.c.launch_no,
         launch.c.first_step <= bindparam("reached", type_=BigInteger) - RESUME_STEPS,
     )
@@ -112,7 +112,7 @@ def record_transitions(
 def open_absence_rules(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
     """Return the rules of open incidents of silent and stalled runs, by run."""
     query = select(incident.c.run_id, incident.c.rule).where(incident.c.state == "open")
-    query = query.where(incident.c.rule.in_(OF_THE_CLOCK))
+    query = query.where(incident.c.rule.in_(ABSENCE_RULES))
     if run_ids is not None:
         query = query.where(incident.c.run_id.in_(list(run_ids)))
     rules: dict[int, frozenset[str]] = defaultdict(frozenset)
@@ -186,7 +186,7 @@ def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int,
     newest = select(func.max(incident.c.incident_id)).where(is_of_runs).group_by(incident.c.run_id, incident.c.rule)
     members = is_of_incident(incident_layer, incident.c.run_id, incident.c.incident_id)
     fires = exists().where(members, incident_layer.c.until_step.is_(None))
-    ended = and_(incident.c.resolution == "run_finished", incident.c.rule.not_in(OF_THE_CLOCK))
+    ended = and_(incident.c.resolution == "run_finished", incident.c.rule.not_in(ABSENCE_RULES))
     is_last = and_(ended, incident.c.incident_id.in_(newest), fires)
     query = select(incident).where(is_of_runs, or_(incident.c.state == "open", is_last))
     for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
@@ -222,7 +222,7 @@ def _headline(rows: list[RowMapping]) -> RunHeadline:
     if not rows:
         return RunHeadline()
     worst = max(opened or rows, key=_priority)
-    absence = max((row for row in opened if row["rule"] in OF_THE_CLOCK), key=_priority, default=worst)
+    absence = max((row for row in opened if row["rule"] in ABSENCE_RULES), key=_priority, default=worst)
     return RunHeadline(
         open_incidents=[row["incident_id"] for row in opened],
         worst=worst["severity"] if opened else None,
@@ -233,4 +233,4 @@ def _headline(rows: list[RowMapping]) -> RunHeadline:
 
 
 def _priority(row: RowMapping) -> tuple[int, bool, int]:
-    return RANKS[row["severity"]], row["rule"] not in OF_THE_CLOCK, row["incident_id"]
+    return RANKS[row["severity"]], row["rule"] not in ABSENCE_RULES, row["incident_id"]

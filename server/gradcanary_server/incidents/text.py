@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from gradcanary_server.incidents import repository
-from gradcanary_server.incidents.lifecycle import OF_THE_CLOCK, Incident, Member
+from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
 from gradcanary_server.rules.signals import RULES
 from gradcanary_server.storage.schema import incident, is_of_incident
@@ -230,7 +230,7 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
         return {None if None not in members else "both" if layers else "loss": layers}
     if incident.rule == "scale_drop":
         return {incident.severity: []}
-    if incident.rule in OF_THE_CLOCK:
+    if incident.rule in ABSENCE_RULES:
         return {member.evidence: [] for member in members.values()}
     by_kind = {kind: [layer for layer in layers if members[layer].evidence == kind] for kind in EVIDENCE}
     return {kind: layers for kind, layers in by_kind.items() if layers}
@@ -255,7 +255,7 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "zeros": "exact zeros" if value == 0 else "none",
         "fall": "to exactly zero" if value is None else f"by {value:.1f} decades",
     }
-    if incident.rule in OF_THE_CLOCK:
+    if incident.rule in ABSENCE_RULES:
         # The value is the time without a request or a step, in seconds.
         noticed = incident.opened if incident.reopened_at is None else incident.reopened_at
         moment = datetime.fromtimestamp(noticed - (value or 0.0), tz=timezone.utc)
@@ -274,7 +274,7 @@ def _ending(incident: Incident) -> str:
         is_partial = incident.ever_firing > incident.firing > 0
         have = _agreement(incident.firing)["have"]
         return f" {incident.firing:,} of them {have} not recovered." if is_partial else ""
-    ends = ABSENCE_ENDS if incident.rule in OF_THE_CLOCK else ENDS
+    ends = ABSENCE_ENDS if incident.rule in ABSENCE_RULES else ENDS
     words = ends.get(incident.resolution or "") or ends.get(incident.rule, f"Over{{at}}: {incident.resolution}.")
     at = "" if incident.resolved_step is None else f" at step {format_step(incident.resolved_step)}"
     return f" {words.format(at=at)}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from gradcanary_server.incidents.lifecycle import OF_THE_CLOCK, RANKS, RULE_CHANGE_S, Incident
+from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, RANKS, RULE_CHANGE_S, Incident
 from gradcanary_server.incidents.silences import SilencedMembers, without_silenced
 from gradcanary_server.notify.endpoints import Endpoint
 from gradcanary_server.rules.config import Pace
@@ -118,7 +118,7 @@ def next_notification(
     stalled run needs no message.
     """
     if last is None:
-        is_unrecovered = incident.resolution == "run_finished" and incident.rule not in OF_THE_CLOCK
+        is_unrecovered = incident.resolution == "run_finished" and incident.rule not in ABSENCE_RULES
         if incident.state == "resolved" and not is_unrecovered:
             return None
         return NextNotification(_group_wait_end(incident, 0, pace), "opened", incident.ever_firing)

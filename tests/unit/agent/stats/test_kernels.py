@@ -180,7 +180,7 @@ def test_large_gradients_are_measured_in_pieces(
     wide = {layer for layer in gradients if draws.random() < 0.3}
     with pytest.MonkeyPatch.context() as small:
         small.setattr(kernels, "CHUNK", chunk)
-        small.setattr(kernels, "COUNTED", chunk + 1)
+        small.setattr(kernels, "FLOAT32_EXACT_INT", chunk + 1)
         small.setattr(kernels, "_is_counted_by_norm", lambda value: by_norm and value.is_floating_point())
         small.setattr(kernels, "MOST_PACKED", 0)
         numbers = read(measure(gradients, list(gradients), list(gradients), wide))

@@ -11,13 +11,13 @@ from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.figures import axes, overlay
-from gradcanary_dashboard.figures.overlay import COLOURS, DASHES, Mark, Strand, Unit
+from gradcanary_dashboard.figures.overlay import COLOURS, DASHES, Mark, RunCurve, Unit
 from support.api_answers import curve, series_answer
 
 
-def strand(place: int, values: list[float], first: float = 0) -> Strand:
+def strand(place: int, values: list[float], first: float = 0) -> RunCurve:
     answer = series_answer(curve(values, values, values), np.arange(len(values)) + first)
-    found = Strand.read(place, "ABCDEF"[place], answer, answer["series"][0], Events(), int(first))
+    found = RunCurve.read(place, "ABCDEF"[place], answer, answer["series"][0], Events(), int(first))
     assert found is not None
     return found
 
@@ -35,7 +35,7 @@ def test_each_line_has_its_colour_its_dash_and_a_letter_that_none_covers(ends: l
     span = axes.Span(0, 1, "")
     for figure in (
         overlay.of_stat(strands, span, STATS["absmax"], 1e-4, [], "step"),
-        overlay.of_cost(strands, span, Unit(), "", "step"),
+        overlay.of_run_metric(strands, span, Unit(), "", "step"),
     ):
         lines = [trace for trace in figure["data"] if trace.get("name")]
         assert [(line["line"]["color"], line["line"]["dash"]) for line in lines] == [
@@ -47,7 +47,7 @@ def test_each_line_has_its_colour_its_dash_and_a_letter_that_none_covers(ends: l
 
 
 def test_runs_lie_upon_each_other_from_their_origins_and_tell_their_own_numbers() -> None:
-    figure = overlay.of_cost(
+    figure = overlay.of_run_metric(
         [strand(0, [0.2, 0.21]), strand(1, [0.3, 0.31], 5000)], axes.Span(0, 1, ""), Unit(1e-3, "ms"), "", "steps since"
     )
     lines = [trace for trace in figure["data"] if trace.get("name")]
@@ -62,7 +62,9 @@ def test_runs_lie_upon_each_other_from_their_origins_and_tell_their_own_numbers(
 def test_a_first_step_of_minutes_does_not_flatten_the_rest() -> None:
     times = [strand(0, [60.0, *[0.2] * 20])]
     assert (
-        overlay.of_cost(times, axes.Span(0, 20, ""), overlay.seconds(times), "", "step")["layout"]["yaxis"]["type"]
+        overlay.of_run_metric(times, axes.Span(0, 20, ""), overlay.seconds(times), "", "step")["layout"]["yaxis"][
+            "type"
+        ]
         == "log"
     )
     assert overlay.seconds(times).name == "ms"

@@ -4,7 +4,7 @@ import json
 
 from gradcanary_dashboard.address.incidents import Filter
 from gradcanary_dashboard.address.run import View, parse
-from gradcanary_dashboard.collector.incidents import Chapter
+from gradcanary_dashboard.collector.incidents import IncidentPage
 from gradcanary_dashboard.components import member_table, static
 from gradcanary_dashboard.pages import incident as incident_page
 from gradcanary_dashboard.pages import incidents as incidents_page
@@ -81,13 +81,15 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
 def test_pages_of_the_history_follow_each_other() -> None:
     listed = [incident(number, state="resolved", resolution="recovered") for number in (9, 8)]
     chosen = Filter(severity="critical")
-    said = incidents_page.fill([Chapter("resolved", listed, "Wzhd")], chosen, ["scale_drop"], URL)
+    said = incidents_page.fill([IncidentPage("resolved", listed, "Wzhd")], chosen, ["scale_drop"], URL)
     assert '"/incidents?state=resolved&severity=critical&before=Wzhd"' in said["incidents-listed"]
     assert "the newest 2" in said["incidents-listed"]
-    opened = incidents_page.fill([Chapter("open", listed, "WzIsMSwxLDld")], Filter(), [], URL)["incidents-listed"]
+    opened = incidents_page.fill([IncidentPage("open", listed, "WzIsMSwxLDld")], Filter(), [], URL)["incidents-listed"]
     assert "the worst 2" in opened
     assert '"/incidents?state=open&before=WzIsMSwxLDld"' in opened
-    later = incidents_page.fill([Chapter("resolved", listed, None)], Filter(before="Wzhd"), [], URL)["incidents-listed"]
+    later = incidents_page.fill([IncidentPage("resolved", listed, None)], Filter(before="Wzhd"), [], URL)[
+        "incidents-listed"
+    ]
     assert '"/incidents"' in later
     assert "before=" not in later
     for chosen, words in (
@@ -95,4 +97,4 @@ def test_pages_of_the_history_follow_each_other() -> None:
         (Filter(run="x"), "See all"),
         (Filter(before="Wzhd"), "See the first"),
     ):
-        assert words in incidents_page.fill([Chapter("open", [], None)], chosen, [], URL)["incidents-listed"]
+        assert words in incidents_page.fill([IncidentPage("open", [], None)], chosen, [], URL)["incidents-listed"]

@@ -33,7 +33,7 @@ def test_a_file_that_browsers_keep_is_made_once() -> None:
         return Response(b"x" * 5_000, status, media_type="text/javascript", headers=kept)
 
     served = Starlette(routes=[Route("/{name}", answer)])
-    client = TestClient(assets.Packed(served))
+    client = TestClient(assets.CompressedAssets(served))
     for path in ("/kept.js", "/other.js", "/missing-kept.js"):
         first, second = (client.get(path, headers=PACKS) for _ in range(2))
         assert first.content == second.content == b"x" * 5_000
