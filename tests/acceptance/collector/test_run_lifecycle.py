@@ -14,7 +14,6 @@ from gradcanary import wire
 from gradcanary_server.background import OutageLog
 from gradcanary_server.errors import StoreUnavailable
 from gradcanary_server.incidents.liveness import run_state, session_state
-from gradcanary_server.storage import runs
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.driver_errors import translated
 from gradcanary_server.storage.schema import run
@@ -286,15 +285,6 @@ def test_the_clock_is_the_databases(new_store_url):
     with database.read() as connection:
         assert 0 <= database.now(connection) - first < 5
     database.close()
-
-
-def test_a_run_that_is_held_has_the_same_columns_wherever_it_comes_from(store):
-    store.send("s0", streams.Stream(streams.healthy(3, 2)), 3)
-    with store.database.write() as connection:
-        held, _ = runs.lock_session(connection, "run", "s0")
-        assert runs.read_held_run(connection, held.run_id) == held
-        with pytest.raises(AttributeError):
-            _ = runs.read_held_run(connection, held.run_id).step  # what one of them had the other one had not
 
 
 def test_an_outage_is_told_with_its_loop_and_its_end(caplog):

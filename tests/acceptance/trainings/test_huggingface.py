@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 @pytest.fixture(scope="module")
 def loops() -> ModuleType:
-    return imported("huggingface_loops")
+    return imported("support.agent.huggingface_loops")
 
 
 @pytest.fixture

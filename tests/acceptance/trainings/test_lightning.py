@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 @pytest.fixture(scope="module")
 def loops() -> ModuleType:
-    return imported("lightning_loops")
+    return imported("support.agent.lightning_loops")
 
 
 @pytest.fixture

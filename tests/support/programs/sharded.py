@@ -89,7 +89,7 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
     optimizer = make() if optimizer is None else optimizer
     read, before = [], collectives()
     summed = {name: torch.zeros_like(each) for name, each in model.named_parameters()} if kind == "summed" else {}
-    tell(watch, summed)
+    tell(watch, summed, is_first=True)
     for step in range(STEPS):
         read.append(reference(model, step))
         if kind == "moved":  # but in the first step, gathered parameters stay in the shards' places
@@ -143,19 +143,22 @@ def hand_over(model: nn.Module, summed: dict[str, torch.Tensor]) -> None:
         total.zero_()
 
 
-def tell(watch: object, summed: dict[str, torch.Tensor]) -> None:
-    """Give the sums of layers that have one, and numbers that are DTensors: what each process has a part of is none."""
+def tell(watch: object, summed: dict[str, torch.Tensor], *, is_first: bool = False) -> None:
+    """Give the sums of layers that have one, and log a number that all ranks have alike.
+
+    Before any call of log() was right, a DTensor of which each process has a part raises.
+    """
     for name, total in summed.items() if watch is not None else ():
         if not name.startswith("unused"):
             watch.observe_accumulator(name, total)
     if watch is None or not summed:
         return
     mesh = summed["first.weight"].device_mesh
-    watch.log(alike=DTensor.from_local(torch.tensor(3.0), mesh, [Replicate()]))
-    for placement, size in ((Partial(), ()), (Shard(0), (1,))):
+    for placement, size in ((Partial(), ()), (Shard(0), (1,))) if is_first else ():
         part = DTensor.from_local(torch.ones(size), mesh, [placement], shape=size, stride=(1,) * len(size))
         with pytest.raises(ValueError, match="full_tensor"):
             watch.log(part=part)
+    watch.log(alike=DTensor.from_local(torch.tensor(3.0), mesh, [Replicate()]))
 
 
 def train_flat(rank: int, url: str) -> None:

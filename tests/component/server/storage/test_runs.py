@@ -1,9 +1,11 @@
 """Ids of runs, and the names that lead to them."""
 
+import pytest
 from sqlalchemy import select
 
 from gradcanary_server.storage import runs
 from gradcanary_server.storage.schema import run, run_name
+from support import streams
 
 
 def test_ids_of_runs_are_in_the_order_of_time_and_fit_both_databases():
@@ -39,3 +41,12 @@ def test_the_names_of_a_deleted_run_are_free_again(archive):
         again = [runs.create_run(connection, name, 3.0, {}) for name in ("before", "now")]
         assert [row.name for row in again] == ["before", "now"]
         assert len({kept.run_id, *(row.run_id for row in again)}) == 3
+
+
+def test_a_run_that_is_held_has_the_same_columns_wherever_it_comes_from(archive):
+    archive.send("s0", streams.Stream(streams.healthy(3, 2)), 3)
+    with archive.database.write() as connection:
+        held, _ = runs.lock_session(connection, "run", "s0")
+        assert runs.read_held_run(connection, held.run_id) == held
+        with pytest.raises(AttributeError):
+            _ = runs.read_held_run(connection, held.run_id).step  # what one of them had the other one had not
