@@ -175,8 +175,8 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_sum",
     ),
     "low_precision_sum": Cause(
-        "Gradients are summed over micro-steps in low precision. Expected loss: 0.4 % of the gradient for 8 micro- "
-        "steps, 1 % for 64, up to 25 % for 512 similar ones. This alone does not explain a collapse. Look at "
+        "Gradients are summed over micro-steps in low precision. Expected loss: 0.4 % of the gradient for 8 "
+        "micro-steps, 1 % for 64, up to 25 % for 512 similar ones. This alone does not explain a collapse. Look at "
         "accumulation_error.",
         "fp32_sum",
     ),

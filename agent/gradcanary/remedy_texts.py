@@ -19,8 +19,8 @@ _NONFINITE_LOSS = (
     "gradients or change the optimizer's settings."
 )
 _WHOLE_MODEL = (
-    "Print the optimizer's settings and the size of the weights before and after this step. If both are "
-    "unchanged, check what multiplies or divides the loss."
+    "Print the optimizer's settings (learning rate, weight decay) and the size of the weights, before and after this "
+    "step. If both are unchanged, check what multiplies or divides the loss."
 )
 _DEPTH = (
     "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "

@@ -195,6 +195,12 @@ def test_sentences_name_no_number_of_the_default_rules():
     assert [each for each in words if "ten times" in each or re.search(r"in fifty steps(?! or more)", each)] == []
 
 
+def test_no_word_is_torn_at_a_hyphen():
+    texts = [cause.text for cause in remedies.CAUSES.values()]
+    texts += [remedies.fix(cause, framework).text for cause in remedies.CAUSES for framework in remedies.FRAMEWORKS]
+    assert [text for text in texts if re.search(r"[a-z]- ", text)] == []
+
+
 def test_loss_of_a_sum_is_the_measured_one():
     """The table of docs/agent.md, "512, alike"."""
     assert "25 % for 512 similar ones" in remedies.CAUSES["low_precision_sum"].text
