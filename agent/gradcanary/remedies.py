@@ -28,7 +28,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Fix:
-    """A remedy: text, and lines to type or to look at, written for ``framework``."""
+    """A remedy: text, and lines to type or to look at (``code``, may be empty), written for ``framework``."""
 
     framework: str
     text: str
@@ -50,13 +50,14 @@ CAUSES: Mapping[str, Cause] = {
         "nonfinite",
     ),
     "after_scale_drop": Cause(
-        "All gradients fell together around the same steps: look at what scales the loss before looking at layers.",
-        "loss_scale",
+        "All gradients fell together around the same steps: look for one cause of all of them before you look at "
+        "layers.",
+        "whole_model",
     ),
     "lora_partner": Cause(
-        "Only one half of the LoRA pairs collapsed. The gradient of lora_A is proportional to lora_B, and the other "
-        "way round: when the partner's weights are driven to zero (a wrong learning rate or schedule, a strong weight "
-        "decay on its parameter group), this half loses its gradient although nothing is wrong with it.",
+        "Only one half of the LoRA pairs collapsed. The gradient of lora_A is multiplied by lora_B, and the other way "
+        "round. So the weights of the other half have probably shrunk to zero: check the learning rate, schedule and "
+        "weight decay of its parameter group.",
         "group_settings",
     ),
     "parameter_group": Cause(
@@ -70,8 +71,8 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "rate_jump": Cause(
-        "A learning rate jumped right before. Weights that are driven to zero, or far away, leave no gradient to the "
-        "layers they are multiplied with: look at the schedule and the weight decay of that parameter group.",
+        "A learning rate jumped right before. Weights that it drives far away, or to zero, leave no gradient to the "
+        "layers they are multiplied with.",
         "group_settings",
     ),
     "unknown_fall": Cause(
@@ -81,9 +82,9 @@ CAUSES: Mapping[str, Cause] = {
         "group_settings",
     ),
     "under_siblings": Cause(
-        "These layers were small ever since anybody looked, while layers of the same kind are not: gradients vanish "
-        "with depth, a gate or scale near zero stands before them, or they fell before the job was watched.",
-        "flow",
+        "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
+        "gradients vanish with depth, or a gate or scale near zero stands before them.",
+        "depth",
     ),
     "under_threshold": Cause(
         "The gradient is under the threshold you gave, which is taken at its word; no other evidence was asked for.",
@@ -94,14 +95,14 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "converged": Cause(
-        "The loss came down along with the gradients: the job converged, to zero or to the least that its loss can be, "
-        "or the loss was divided by a larger number.",
-        "loss_scale",
+        "The loss came down along with the gradients, as it does when a training converges.",
+        "converged",
     ),
     "loss_rescaled": Cause(
-        "All gradients fell by the same factor and the loss does not explain it. A changed loss weight, reduction or "
-        "division, a scaler that no longer unscales, or a factor in front of the whole network would do that.",
-        "loss_scale",
+        "All gradients fell around the same step, and the loss does not explain it. Weights that shrink toward zero "
+        "or move far away would do that (weight decay, learning rate), or a changed factor in front of the loss or "
+        "the whole network.",
+        "whole_model",
     ),
     "after_explosion": Cause(
         "Gradients of other layers exploded around the same steps: that comes first. A step that large moves weights "
@@ -120,14 +121,14 @@ CAUSES: Mapping[str, Cause] = {
         "explosion",
     ),
     "diverging": Cause(
-        "The loss is far over its level, or something is not finite already, and the gradients with it: the training "
-        "diverges. The learning rate is too large for where the weights are now, or a batch threw them out.",
-        "explosion",
+        "The loss is far above its level, or something is not finite already, and so are the gradients: the training "
+        "diverges. Which setting or batch caused it is not known from the gradients.",
+        "diverging",
     ),
     "cut_off": Cause(
         "No gradient reaches these parameters any more: a branch that is not taken, a .detach() or torch.no_grad() "
-        "around it, an optimizer's zero_grad between backward and step, a factor that became zero; or their module was "
-        "replaced after the optimizer was made, which holds the old parameters, and the new ones are nobody's.",
+        "around it, an optimizer's zero_grad between backward and step, or a factor that became zero. Or the module "
+        "was replaced after the optimizer was made: the optimizer still holds the old parameters.",
         "flow",
     ),
     "cut_off_blocks": Cause(
@@ -142,10 +143,15 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "never_any_gradient": Cause(
-        "No layer ever had a gradient, so nothing is learnt: the loss that is differentiated does not depend on these "
-        "parameters (a .detach(), torch.no_grad(), an optimizer made of the parameters of another model), gradients "
-        "are cleared before the optimizer's step, or all of them are so small that they are zero in float16.",
+        "No watched layer ever had a gradient, so none of them learns: the loss does not depend on them, or gradients "
+        "are cleared before the optimizer's step.",
         "flow",
+    ),
+    "only_zeros": Cause(
+        "Gradients reach the watched layers and have been exactly zero all along, so none of them learns. "
+        "A factor that they are multiplied with is zero: for example weights that start at zero and that no optimizer "
+        "holds.",
+        "factor",
     ),
     "idle_for_long": Cause(
         "These layers are used now and then, such as experts that a router chooses, and have not been used for longer "
@@ -153,13 +159,13 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "frozen_by_script": Cause(
-        "requires_grad was switched off for these layers: a stage of the training, as a rule. Nothing is wrong if that "
-        "was meant.",
-        "flow",
+        "requires_grad was switched off for these layers: a stage of the training, as a rule. Nothing is wrong if "
+        "that was meant.",
+        "meant",
     ),
     "never_used": Cause(
-        "These layers are given to the optimizer and the loss does not depend on them: a head that this task does not "
-        "use, an adapter that is not active, or a module that was replaced after the optimizer was made.",
+        "The optimizer holds these layers and the loss does not depend on them: a head that this task does not use, a "
+        "module that the forward pass does not call, or one that was replaced after the optimizer was made.",
         "unused",
     ),
     "lossy_sum": Cause(
@@ -169,8 +175,9 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_sum",
     ),
     "low_precision_sum": Cause(
-        "Gradients are summed over micro-steps in low precision. Over eight of them that loses 0.4 % of the norm, over "
-        "64 about 1 %, over 512 alike ones 25 %: a reason to look at accumulation_error, no reason for a fall.",
+        "Gradients are summed over micro-steps in low precision. Expected loss: 0.4 % of the gradient for 8 "
+        "micro-steps, 1 % for 64, up to 25 % for 512 similar ones. This alone does not explain a collapse. Look at "
+        "accumulation_error.",
         "fp32_sum",
     ),
     "other_dtype": Cause(
@@ -179,8 +186,8 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_sum",
     ),
     "coarse_weights": Cause(
-        "Weights in low precision lie so far apart that a step of this learning rate leaves most of them where they "
-        "are, however healthy the gradients look.",
+        "Numbers in low precision lie far apart: an update smaller than half of that distance is rounded away. "
+        "Gradients can still look healthy.",
         "fp32_weights",
     ),
     "stopped_weights": Cause(
@@ -194,9 +201,8 @@ CAUSES: Mapping[str, Cause] = {
         "fp16_scaling",
     ),
     "scaled_clip": Cause(
-        "The clip comes between the scaled backward pass and the unscaling. Gradients are thousands of times larger "
-        "then, so all of them are cut to the limit, and unscaling makes that next to nothing. Adam hides it, because "
-        "it divides by the size of gradients: weight decay and epsilon win, and the clip protects from nothing.",
+        "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
+        "loss may still look fine, because it divides by the size of gradients.",
         "unscale_first",
     ),
     "fp16_overflow": Cause(
@@ -204,14 +210,18 @@ CAUSES: Mapping[str, Cause] = {
         "fp16",
     ),
     "nonfinite_loss": Cause(
-        "The loss itself became NaN or infinite: a bad sample, a log or division of zero in the loss, or weights that "
-        "grew too far at this learning rate.",
-        "nonfinite",
+        "The loss itself became NaN or infinite. If it was rising in the steps before, the training diverged. If it "
+        "was not, one operation or batch made it: a log or division of zero, or a bad sample.",
+        "nonfinite_loss",
+    ),
+    "diverged": Cause(
+        "Gradients exploded shortly before the loss became NaN or infinite: the training diverged. Which setting or "
+        "batch caused it is not known from the gradients.",
+        "diverging",
     ),
     "gone": Cause(
-        "Its process was killed without a word (out of memory, a time limit, preemption, a machine that went down), or "
-        "it lives and cannot reach the collector: then it keeps its steps, and sends them when it can. From here both "
-        "look alike.",
+        "Either the process was killed (out of memory, a time limit, preemption, a machine that went down), or it "
+        "runs and cannot reach the collector: then its data will arrive later. Check the job first.",
         "restart",
     ),
     "ended_while_stalled": Cause(
@@ -249,5 +259,5 @@ def fix(cause: str, framework_name: str | None) -> Fix:
     """Return the fix for a cause, by its code, written for a framework."""
     remedy = CAUSES[cause].remedy
     found = framework(framework_name)
-    words, code = WORDS[remedy][found]
+    words, code = WORDS[remedy][found] if remedy in WORDS else ("", remedy_texts.CODE[remedy])
     return Fix(found, f"{TEXTS[remedy]} {words}".strip(), code)

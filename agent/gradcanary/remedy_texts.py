@@ -9,35 +9,72 @@ _FLOW = (
     "Check that the layers still take part: requires_grad, no .detach() or torch.no_grad() around them, gates and "
     "scales in front of them away from zero. Weights behind them driven to zero stop their gradient as well."
 )
-_SCALE = "Check what multiplies or divides the loss, and whether that changed at this step."
 _NONFINITE = (
     "Find the operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before; look at the "
-    "batch of that step; lower the learning rate or clip."
+    "batch of that step."
 )
+_NONFINITE_LOSS = (
+    "Look at the loss of the steps before. If it did not rise, look for a log or a division of zero: find the "
+    "operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. If it rose, clip "
+    "gradients or change the optimizer's settings."
+)
+_WHOLE_MODEL = (
+    "Print the optimizer's settings (learning rate, weight decay) and the size of the weights, before and after this "
+    "step. If both are unchanged, check what multiplies or divides the loss."
+)
+_DEPTH = (
+    "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "
+    "use ReLU or GELU in the place of sigmoid or tanh, normalisation, residual connections, or an initialisation that "
+    "fits the activation. If not, look for a gate or scale near zero before these layers."
+)
+_FACTOR = (
+    "Print which parameters are zero and which ones the optimizer holds. Give the optimizer those that should train, "
+    "or initialise them with other values than zero."
+)
+_CONVERGED = (
+    "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
+    "before and after that step."
+)
+_MEANT = "Nothing to fix if that was meant. Otherwise set requires_grad to True for these layers again."
 _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
 
 _PRINT_GROUPS = (
     "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
 )
 _AUTOCAST = "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')"
+_DETECT_ANOMALY = "torch.autograd.set_detect_anomaly(True)"
+_PRINT_SETTINGS = "for g in optimizer.param_groups: print({k: v for k, v in g.items() if k != 'params'})"
+_PRINT_GRADIENTS = (
+    "for n, p in model.named_parameters(): print(n, None if p.grad is None else float(p.grad.detach().abs().max()))"
+)
+_PRINT_HELD = (
+    "held = {id(p) for g in optimizer.param_groups for p in g['params']}\n"
+    "for n, p in model.named_parameters(): print(n, id(p) in held, float(p.detach().abs().max()))"
+)
+_PRINT_TRAINABLE = "for n, p in model.named_parameters(): print(n, p.requires_grad)"
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 _EXPLOSION = (
-    "Go back to a checkpoint before this step; lower the learning rate or warm it up longer; clip the total norm, "
-    "after unscaling; look at the batches of these steps."
+    "Print the loss and the batches of these steps. Go back to a checkpoint before them; lower the learning rate "
+    "or warm it up longer; clip the total norm."
+)
+_DIVERGING = (
+    "Print the optimizer's settings: a learning rate or momentum that is too high makes a training diverge. Go "
+    "back to a checkpoint before this step, correct the setting, and clip the total norm if none is too high."
 )
 _UNUSED = (
-    "Give the optimizer only what the loss uses, or switch requires_grad off for the rest. If it is meant to be used, "
-    "check that the forward pass calls this very module."
+    "Compare the parameters of the optimizer with those of the model. Make the optimizer when the model is "
+    "complete, of the parameters that the loss uses. If these are meant to be used, check that the forward pass "
+    "calls this very module."
 )
 
 _FP32_SUM = "Sum gradients in float32, or over fewer micro-steps."
 _FP32_WEIGHTS = (
-    "Keep float32 master weights under autocast, or use an optimizer that rounds stochastically or keeps what rounding "
-    "takes away; a higher learning rate moves more of them, too."
+    "Print the norm of the gradients right before optimizer.step(): if it is close to zero, find out why first. "
+    "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
 )
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
@@ -45,7 +82,13 @@ _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which
 TEXTS: Mapping[str, str] = {
     "group_settings": _GROUPS,
     "flow": _FLOW,
-    "loss_scale": _SCALE,
+    "whole_model": _WHOLE_MODEL,
+    "depth": _DEPTH,
+    "factor": _FACTOR,
+    "converged": _CONVERGED,
+    "meant": _MEANT,
+    "diverging": _DIVERGING,
+    "nonfinite_loss": _NONFINITE_LOSS,
     "nonfinite": _NONFINITE,
     "fp16": _FP16,
     "explosion": _EXPLOSION,
@@ -56,10 +99,21 @@ TEXTS: Mapping[str, str] = {
     "unscale_first": _UNSCALE,
 }
 
+CODE: Mapping[str, str] = {
+    "whole_model": _PRINT_SETTINGS,
+    "depth": _PRINT_GRADIENTS,
+    "factor": _PRINT_HELD,
+    "converged": "",
+    "meant": _PRINT_TRAINABLE,
+    "diverging": _PRINT_SETTINGS,
+    "nonfinite_loss": _DETECT_ANOMALY,
+}
+"""Lines for remedies that are the same in all frameworks; empty where nothing is to be typed."""
+
 # Where a framework keeps the setting: the sentence that follows the general one, and the line to look at.
 WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "group_settings": {
-        "pytorch": ("A scheduler sets each group's lr: its lr_lambda must name every group.", _PRINT_GROUPS),
+        "pytorch": ("", _PRINT_GROUPS),
         "transformers": (
             "The Trainer takes them from TrainingArguments, and groups come from Trainer.create_optimizer.",
             "TrainingArguments(learning_rate=..., weight_decay=..., lr_scheduler_type=...)",
@@ -108,36 +162,8 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "unet.enable_gradient_checkpointing(); " + _PRINT_LAYERS,
         ),
     },
-    "loss_scale": {
-        "pytorch": ("Divide by the accumulation steps once.", "(loss / accumulation_steps).backward()"),
-        "transformers": (
-            "The Trainer divides by gradient_accumulation_steps itself; a compute_loss of yours must not.",
-            "TrainingArguments(gradient_accumulation_steps=...)",
-        ),
-        "accelerate": (
-            "accelerator.backward divides by gradient_accumulation_steps itself: do not divide again.",
-            "accelerator.backward(loss)",
-        ),
-        "lightning": (
-            "Automatic optimization divides by accumulate_grad_batches itself; with manual_backward it is yours.",
-            "Trainer(accumulate_grad_batches=...)",
-        ),
-        "deepspeed": (
-            "model_engine.backward divides by gradient_accumulation_steps itself; loss scaling is in the config.",
-            '{"gradient_accumulation_steps": ..., "fp16": {"initial_scale_power": 16}}',
-        ),
-        "fsdp": (
-            "Gradients are averaged over ranks; sum losses per token over ranks before dividing.",
-            "(loss / accumulation_steps).backward()",
-        ),
-        "peft": ("lora_alpha / r multiplies every adapter.", "LoraConfig(r=..., lora_alpha=..., use_rslora=...)"),
-        "diffusers": (
-            "Min-SNR weighting and prior preservation rescale the loss.",
-            "--snr_gamma=... --prior_loss_weight=...",
-        ),
-    },
     "nonfinite": {
-        "pytorch": ("", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)"),
+        "pytorch": ("", _DETECT_ANOMALY),
         "transformers": ("", "TrainingArguments(max_grad_norm=1.0, debug='underflow_overflow')"),
         "accelerate": ("", "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), 1.0)"),
         "lightning": ("", "Trainer(detect_anomaly=True, gradient_clip_val=1.0)"),
@@ -163,7 +189,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": ("", "--mixed_precision=bf16"),
     },
     "explosion": {
-        "pytorch": ("", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # after scaler.unscale_(optimizer)"),
+        "pytorch": ("", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
         "transformers": ("", "TrainingArguments(max_grad_norm=1.0, warmup_steps=..., learning_rate=...)"),
         "accelerate": (
             "It unscales before it clips.",
@@ -172,7 +198,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lightning": ("", "Trainer(gradient_clip_val=1.0)"),
         "deepspeed": ("", '{"gradient_clipping": 1.0, "scheduler": {"type": "WarmupLR", "params": {...}}}'),
         "fsdp": (
-            "The norm is that over all shards: of FSDP1 it takes model.clip_grad_norm_.",
+            "The norm is that over all shards. With FSDP1 use model.clip_grad_norm_().",
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         ),
         "peft": (
@@ -188,10 +214,10 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "AutoModel.from_pretrained(..., add_pooling_layer=False)",
         ),
         "accelerate": (
-            "DDP can tell which they are.",
+            "DDP can list the unused parameters:",
             "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])",
         ),
-        "lightning": ("", "Trainer(strategy='ddp_find_unused_parameters_true')   # tells of them"),
+        "lightning": ("", "Trainer(strategy='ddp_find_unused_parameters_true')   # lists them"),
         "deepspeed": ("", "model_engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=used)"),
         "fsdp": ("Build the optimizer after fully_shard.", "fully_shard(model); optimizer = torch.optim.AdamW(used)"),
         "peft": (
@@ -217,7 +243,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": ("Trainable weights belong in float32.", "cast_training_params(unet, dtype=torch.float32)"),
     },
     "fp32_weights": {
-        "pytorch": ("", "model.float(); torch.autocast('cuda', torch.bfloat16)"),
+        "pytorch": ("", "model.float(); torch.autocast(next(model.parameters()).device.type, torch.bfloat16)"),
         "transformers": (
             "Load in float32 and let the Trainer cast.",
             "AutoModel.from_pretrained(..., dtype=torch.float32); TrainingArguments(bf16=True)",
@@ -242,7 +268,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lightning": ("", "Trainer(precision='bf16-mixed')   # '16-mixed' scales the loss"),
         "deepspeed": ("", '{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 16}}'),
         "fsdp": (
-            "Of FSDP1 it takes a scaler of its own.",
+            "FSDP1 needs ShardedGradScaler.",
             "ShardedGradScaler()   # torch.distributed.fsdp.sharded_grad_scaler",
         ),
         "peft": ("Adapter weights in float32 need autocast and a scaler.", _ADAPTERS),
@@ -263,7 +289,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Trainer(gradient_clip_val=1.0)",
         ),
         "deepspeed": ("The engine clips after it has unscaled.", '{"gradient_clipping": 1.0}'),
-        "fsdp": ("Of FSDP1 it takes a scaler of its own.", "ShardedGradScaler()\n" + _UNSCALED_CLIP),
+        "fsdp": ("FSDP1 needs ShardedGradScaler.", "ShardedGradScaler()\n" + _UNSCALED_CLIP),
         "peft": ("", _UNSCALED_CLIP),
         "diffusers": (
             "Their scripts clip through Accelerate, which unscales.",
@@ -277,7 +303,7 @@ _RESTART = (
     "the end of its log. Start it again from its last checkpoint under the same run name."
 )
 _STANDSTILL = (
-    "See where every rank stands with py-spy dump: the one whose stack differs is the one that the others wait for. "
+    "See where every rank stands with py-spy dump: the rank with the different stack is the one the others wait for. "
     "If it evaluates for so long, raise stalled.after_s in rules.yaml."
 )
 

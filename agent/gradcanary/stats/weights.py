@@ -247,10 +247,10 @@ def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.
         return None
     mean = sum(stuck.values()) / len(stuck)
     text = (
-        f"Weights in {forecast.dtype}, and a learning rate of {rate:.2g} at step {step}: a step changes a weight by "
-        f"about that, which is too little for {mean:.0%} of the elements of these layers to move at all. They need "
-        "float32 master weights (autocast over float32 parameters, or the framework's switch) or an optimizer that "
-        "rounds stochastically, however healthy their gradients look."
+        f"If a step changes weights by about the learning rate ({rate:.2g} at step {step}), {mean:.0%} of these "
+        f"{forecast.dtype} weights are too coarse to change. Smaller steps change fewer of them. Gradients can still "
+        "look healthy. Use float32 master weights (autocast over float32 parameters, or the framework's switch) or an "
+        "optimizer that rounds stochastically."
     )
     return wire.Fact(f"{_SHORT[forecast.dtype]}_weights_lr", text, tuple(stuck))
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
 from gradcanary_server.incidents.lifecycle import Incident, Member
+from gradcanary_server.rules.types import Jump
 
 NEAR_STEPS = 200
 """An incident that opened at most this many steps earlier may be the cause."""
@@ -104,11 +105,6 @@ def needs_all_layers(rule: str, members: Iterable[Member]) -> bool:
 def likely_cause(context: CauseContext) -> LikelyCause:
     """Return the likely cause of an incident with its evidence."""
     code, evidence = _cause(context)
-    jumps = [
-        f"the learning rate of parameter group {jump.group} went from {jump.before:.6g} to {jump.after:.6g} "
-        f"at step {jump.step:,}"
-        for jump in context.incident.lr_jumps
-    ]
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
@@ -116,9 +112,25 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*jumps, *evidence, *nearby, *_facts(context)),
+        evidence=(*_jumps(context.incident.lr_jumps), *evidence, *nearby, *_facts(context)),
         incidents=tuple(near.id for near in others),
     )
+
+
+def _jumps(jumps: Iterable[Jump]) -> list[str]:
+    """Return one line for each jump of a learning rate; groups that jump alike share one."""
+    groups: dict[tuple[float, float, int], list[int]] = {}
+    for jump in jumps:
+        groups.setdefault((jump.before, jump.after, jump.step), []).append(jump.group)
+    return [
+        f"the learning rate of {_group_names(numbers)} went from {before:.6g} to {after:.6g} at step {step:,}"
+        for (before, after, step), numbers in groups.items()
+    ]
+
+
+def _group_names(numbers: list[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"parameter groups {', '.join(first)} and {last}" if first else f"parameter group {last}"
 
 
 def _cause(context: CauseContext) -> tuple[str, list[str]]:
@@ -203,6 +215,8 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
         return "nonfinite_gradient", []
     if layers and min(layers) < loss.since_step:
         return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
+    if any(near.rule == "explosion" for near in context.near):
+        return "diverged", []
     return "nonfinite_loss", []
 
 
@@ -212,6 +226,9 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
     if kinds == {"by_script"}:
         return "frozen_by_script", []
     if "never" in kinds:
+        if all(member.value == 0 for member in members):
+            is_float16 = any(layer.param_dtype == "float16" for layer in _named(context))
+            return ("fp16_zeros" if is_float16 else "only_zeros"), []
         return "never_any_gradient", []
     if "stopped" not in kinds:
         return "idle_for_long", []

@@ -49,7 +49,7 @@ _NONFINITE = "became NaN or infinite at step {began}"
 _TOGETHER = "all gradients fell together at step {began}"
 _FELL = "the gradients of all layers fell together {fall} at step {began}, "
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
-_NO_STEP = "the process lives and makes no step: step {step} was the last one, at {moment}"
+_NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} without a gradient at step {began}"
 _NEVER = "{layers} {are} trainable and never had a gradient since step {since}"
 _SUMMED = "{count} summed in low precision at step {began}"
@@ -67,7 +67,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("collapse", "siblings"): Words(
         "{count} far under {their} siblings at step {began}",
-        "{layers} lay at {value}, {their} siblings at {siblings}, when that was first seen at step {since}",
+        "{layers} {have} much smaller gradients than similar layers: {value} instead of {siblings}, since step {since} "
+        "at the latest",
     ),
     ("collapse", "joined_late"): Words(
         "{count} already low when joined at step {began}",
@@ -86,7 +87,7 @@ WORDS: dict[tuple[str, str | None], Words] = {
         _IDLE,
         "{layers} had a gradient now and then, and none for longer than ever before, since step {since}",
     ),
-    ("vanished", "never"): Words(_IDLE, _NEVER),
+    ("vanished", "never"): Words(_IDLE, "{layers} that {are} watched had {none_or_zeros} since step {since}"),
     ("vanished", "by_script"): Words(
         "{count} frozen by the script at step {began}",
         "{layers} had a gradient and {are} not trainable any more since step {since}: the script froze {them}",
@@ -103,7 +104,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
         _SUMMED, "{layers} {are} summed in another dtype than the configuration asks for, seen at step {since}"
     ),
     ("frozen", "forecast"): Words(
-        _STILL, "{layers} {have} weights or optimizer states too coarse for {their} learning rate, seen at step {since}"
+        "{count} too coarse for small updates at step {began}",
+        "{layers} {have} weights or optimizer states too coarse for small updates, seen at step {since}",
     ),
     ("frozen", "measured"): Words(
         _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, at step {since}"
@@ -252,6 +254,7 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "siblings": format_number(_typical(members, "siblings")),
         "part": "a part" if value is None else f"{value:.0%}",
         "share": "most" if value is None else f"{value:.0%}",
+        "none_or_zeros": "only gradients of exactly zero" if value == 0 else "no gradient",
         "zeros": "exact zeros" if value == 0 else "none",
         "fall": "to exactly zero" if value is None else f"by {value:.1f} decades",
     }

@@ -378,7 +378,7 @@ def test_a_run_that_makes_no_step_is_stalled_until_it_does(archive, monkeypatch)
     assert (world.state, world.told()) == ("live", [("stalled", "open", None, 0)])
     said = world.dossier(0)
     assert (said.incident.severity, said.cause.code) == ("warning", "waiting")
-    assert said.summary.startswith("The process lives and makes no step: step 4 was the last one, at 20")
+    assert said.summary.startswith("The process is alive but has made no step since step 4 (20")
     assert [told.rule for told in incidents_of(world)] == ["stalled"], "its agent hears of it"
     world.wait(2 * MINUTE)  # not heard of, and then it comes back
     world.beat(step=4)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from gradcanary import remedies, wire
 from gradcanary_server.incidents import causes, text
 from gradcanary_server.incidents.lifecycle import TransitionContext, apply_transitions, close_incident
 from gradcanary_server.rules.signals import RULES, RUN_RULES
-from gradcanary_server.rules.types import SEVERITIES, LayerFacts, Transition
+from gradcanary_server.rules.types import SEVERITIES, Jump, LayerFacts, Transition
 from support.server.transitions import fired, resolved
 from support.streams import layer_names
 
@@ -53,7 +54,8 @@ def test_several_kinds_of_evidence_are_told_apart():
     said = sentence(fired(0), far)
     assert said == (
         "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 3e-3 to 6e-7 at step 340; 1 more "
-        "(blocks.1.attn.lora_A.weight) lay at 1e-9, its siblings at 2e-4, when that was first seen at step 340."
+        "(blocks.1.attn.lora_A.weight) has much smaller gradients than similar layers: 1e-9 instead of 2e-4, since "
+        "step 340 at the latest."
     )
 
 
@@ -104,7 +106,7 @@ def test_nonfinite_names_loss_and_gradients():
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         ("accumulator", "declared", None, "summed in low precision", "another dtype than the configuration asks for"),
-        ("frozen", "forecast", None, "with weights that stand still", "too coarse for its learning rate"),
+        ("frozen", "forecast", None, "too coarse for small updates", "too coarse for small updates"),
         ("frozen", "measured", 0.9, "with weights that stand still", "90% did not move in fifty steps or more"),
         ("frozen", "stopped", 0.95, "with weights that stand still", "moved, and now 95% of its weights did not"),
         ("fp16_underflow", "no_scaler", None, "go to zero", "without a GradScaler"),
@@ -193,9 +195,15 @@ def test_sentences_name_no_number_of_the_default_rules():
     assert [each for each in words if "ten times" in each or re.search(r"in fifty steps(?! or more)", each)] == []
 
 
+def test_no_word_is_torn_at_a_hyphen():
+    texts = [cause.text for cause in remedies.CAUSES.values()]
+    texts += [remedies.fix(cause, framework).text for cause in remedies.CAUSES for framework in remedies.FRAMEWORKS]
+    assert [text for text in texts if re.search(r"[a-z]- ", text)] == []
+
+
 def test_loss_of_a_sum_is_the_measured_one():
     """The table of docs/agent.md, "512, alike"."""
-    assert "512 alike ones 25 %" in remedies.CAUSES["low_precision_sum"].text
+    assert "25 % for 512 similar ones" in remedies.CAUSES["low_precision_sum"].text
 
 
 @pytest.mark.parametrize("framework", [None, *remedies.FRAMEWORKS])
@@ -305,7 +313,56 @@ def test_every_cause_has_a_fix_in_the_words_of_every_framework(cause, framework)
     fix = remedies.fix(cause, framework)
     assert fix.framework == framework
     assert fix.text
-    assert fix.code
+    assert bool(fix.code) == (cause != "converged")
+
+
+@pytest.mark.parametrize("cause", remedies.CAUSES)
+def test_plain_fix_names_no_part_that_the_run_may_not_have(cause):
+    """Nothing tells the collector whether a plain loop has a scheduler, accumulates, or runs on a GPU."""
+    fix = remedies.fix(cause, "pytorch")
+    words = f"{remedies.CAUSES[cause].text} {fix.text} {fix.code}"
+    if cause not in ("fp16_zeros", "fp16_overflow", "scaled_clip"):
+        assert not re.search(r"\bscaler|unscal|'cuda'", words)
+    assert not re.search(r"lr_lambda|accumulation_steps", words)
+
+
+@pytest.mark.parametrize("framework", remedies.FRAMEWORKS)
+def test_fix_fits_its_cause(framework):
+    fixes = {code: remedies.fix(code, framework) for code in remedies.CAUSES}
+    assert fixes["converged"].text.startswith("Nothing to fix")
+    assert fixes["frozen_by_script"].text.startswith("Nothing to fix")
+    assert "detach" not in fixes["frozen_by_script"].text
+    assert "residual" in fixes["under_siblings"].text
+    assert "clip_grad" not in fixes["nonfinite_loss"].code
+    assert "momentum" in fixes["diverging"].text
+    assert "higher learning rate" not in fixes["coarse_weights"].text
+
+
+def test_groups_whose_rates_jump_alike_share_a_line():
+    case = case_of(fired(0))
+    jumps = (Jump(0, 330, 0.0015, 9.0), Jump(1, 330, 0.0015, 9.0), Jump(2, 331, 1e-3, 1.0))
+    incident = replace(case.incident, lr_jumps=jumps)
+    layers = {0: causes.LayerInfo("a", "float32", 0), 1: causes.LayerInfo("b", "float32", 0)}
+    cause = causes.likely_cause(causes.CauseContext(incident, case.members, layers))
+    assert cause.evidence == (
+        "the learning rate of parameter groups 0 and 1 went from 0.0015 to 9 at step 330",
+        "the learning rate of parameter group 2 went from 0.001 to 1 at step 331",
+    )
+
+
+def test_gradients_of_exact_zeros_are_not_cut_off():
+    def never(value):
+        return fired(0, rule="vanished", evidence="never", value=value)
+
+    assert scene(never(0.0)).code == "only_zeros"
+    assert scene(never(0.0), dtype="float16").code == "fp16_zeros"
+    assert "that is watched had only gradients of exactly zero since" in sentence(never(0.0))
+    assert scene(never(None)).code == "never_any_gradient"
+
+
+def test_loss_that_turns_infinite_after_an_explosion_diverged():
+    near = (causes.NearbyIncident(30, "explosion", "critical", 330),)
+    assert scene(fired(None, rule="nonfinite"), near=near).code == "diverged"
 
 
 def test_a_lost_gradient_may_be_that_of_a_module_which_was_replaced():
