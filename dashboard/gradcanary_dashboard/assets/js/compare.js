@@ -1,7 +1,5 @@
 /* The page that compares runs: what its figures say at the crosshair, and the field for one more run. */
-(function () {
-  "use strict";
-
+{
   // ---- where the crosshair is, every figure tells what its runs hold there
 
   // Plotly looks through all points for it, of each figure: not for each frame of a pointer that moves on.
@@ -56,4 +54,4 @@
     // A name chosen from the list, which is not yet a change of the field.
     if (event.target.id === "compare-add" && event.inputType === "insertReplacementText") add(event.target);
   });
-})();
+}

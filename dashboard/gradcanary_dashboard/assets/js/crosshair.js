@@ -1,13 +1,8 @@
 /* One crosshair through all figures: where a mouse, a finger or a key points in one of them, a line in each of them and
    what it holds there. Lines are elements over the plots: nothing is redrawn and nobody is asked. */
-(function () {
-  "use strict";
-
+{
   const { hasAxes, area, pixelAt, valuesAt, rangeOf, pointsOf } = window.gradcanary.plots;
   const known = new WeakMap(); // plot -> { of: the points that it drew, lines }
-  const said = document.createElement("div");
-  said.className = "unseen";
-  said.setAttribute("role", "status");
 
   let at = null; // { plot, x, row, by }
   let asked = false;
@@ -64,6 +59,10 @@
 
   function write(element, text) {
     if (element.textContent !== text) element.textContent = text;
+  }
+
+  function announce(text) {
+    write(document.getElementById("announced"), text);
   }
 
   function writeLegend(plot, found) {
@@ -139,11 +138,11 @@
   document.documentElement.addEventListener("mouseleave", () => point(null));
 
   // Figures move on under it as steps arrive.
-  window.gradcanary.every(1000, () => {
+  setInterval(() => {
     if (!at || asked) return;
     if (at.plot.isConnected) plots().forEach(show);
     else point(null);
-  });
+  }, 1000);
 
   // ---- keys: on a figure that has the focus
 
@@ -176,15 +175,12 @@
     event.preventDefault();
     const many = event.shiftKey ? 10 : 1;
     point(moved(plot, move[0] * many, move[1] * many));
-    if (!isHeatmap) said.textContent = [window.gradcanary.words(at.x), ...lines(plot).map((line) => (told(line, at.x) || ["", ""])[1])].join(" ");
+    if (!isHeatmap) announce([window.gradcanary.words(at.x), ...lines(plot).map((line) => (told(line, at.x) || ["", ""])[1])].join(" "));
   });
 
   document.addEventListener("focusout", (event) => {
     if (at && at.by === "key" && event.target.matches(".plotted")) point(null);
   });
 
-  document.addEventListener("DOMContentLoaded", () => document.body.append(said));
-  if (document.body) document.body.append(said);
-
-  window.gradcanary = Object.assign(window.gradcanary || {}, { announce: (text) => { said.textContent = text; } });
-})();
+  window.gradcanary = Object.assign(window.gradcanary || {}, { announce });
+}

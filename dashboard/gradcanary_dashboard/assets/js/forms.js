@@ -1,7 +1,5 @@
 /* Forms: choices, what a click in a list is about, second questions, and what the browser does not do about keys. */
-(function () {
-  "use strict";
-
+{
   const REST_MS = 300;
 
   let resting = null;
@@ -70,4 +68,4 @@
   }
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { forms: { rest } });
-})();
+}

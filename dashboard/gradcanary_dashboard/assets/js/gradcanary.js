@@ -1,8 +1,6 @@
 /* What every page does by itself: times in words, its title, the clipboard, the theme, the focus behind a refresh. */
-(function () {
-  "use strict";
-
-  const { go, onChange, every } = window.gradcanary;
+{
+  const { go, onChange } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -60,24 +58,12 @@
 
   // ---- clicks
 
-  // Over plain HTTP from another machine browsers have no clipboard for pages, but for what is selected.
-  function copied(text) {
-    if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
-    const field = document.createElement("textarea");
-    field.value = text;
-    field.className = "unseen";
-    document.body.append(field);
-    field.select();
-    const done = document.execCommand("copy");
-    field.remove();
-    return Promise.resolve(done);
-  }
-
-  // Says on the button what came of it, for a while.
+  // Says on the button what came of it, for a while. Over plain HTTP from another machine pages have no clipboard.
   async function copy(button, text, otherwise) {
     const word = button.querySelector(".word");
     word.dataset.before = word.dataset.before || word.textContent; // it may say "Copied" still
-    word.textContent = await copied(text) ? "Copied" : otherwise;
+    const isCopied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+    word.textContent = isCopied ? "Copied" : otherwise;
     setTimeout(() => { word.textContent = word.dataset.before; }, 1500);
   }
 
@@ -129,7 +115,7 @@
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
 
-  every(500, wordTimes);
+  setInterval(wordTimes, 500);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { gradcanary: { title: setTitle } });
-})();
+}

@@ -1,7 +1,5 @@
 /* The heatmap under a pointer: what a cell is called and holds, to the last digit once one stays; its layer's page. */
-(function () {
-  "use strict";
-
+{
   const STAY_MS = 150;
   const heard = new WeakSet();
 
@@ -140,4 +138,4 @@
   });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { scientific });
-})();
+}

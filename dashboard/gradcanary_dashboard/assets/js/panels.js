@@ -1,9 +1,7 @@
 /* The metrics of a run: a card each, whose figure is asked for when it comes into sight, and again when there is news.
    Names and tags come from trainings: they are only ever text and the values of attributes. */
-(function () {
-  "use strict";
-
-  const { draw, go, onAttribute, onChange, onMove, every, plots } = window.gradcanary;
+{
+  const { draw, go, onAttribute, onChange, onMove, plots } = window.gradcanary;
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
   const AT_ONCE = 4; // figures that a page at rest asks for
@@ -209,5 +207,5 @@
 
   onChange(load);
   onMove(load);
-  every(1500, complete);
-})();
+  setInterval(complete, 1500);
+}

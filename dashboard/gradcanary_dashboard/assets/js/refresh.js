@@ -1,8 +1,6 @@
 /* What is new: the page asks each second and at a choice, and says so where nobody answers. */
-(function () {
-  "use strict";
-
-  const { isOpening, onMove, every } = window.gradcanary;
+{
+  const { isOpening, onMove } = window.gradcanary;
 
   // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
 
@@ -19,26 +17,26 @@
     document.documentElement.dataset.link = connected ? "up" : "down";
   }
 
-  function answered() {
-    awaited -= 1;
-  }
-
   // A change may take its time, a test message ten seconds.
-  function isQuestion({ method = "GET", reads = false }) {
+  function isQuestion(resource, { method = resource.method ?? "GET", reads = false }) {
     return reads || method === "GET";
   }
 
   const plainFetch = window.fetch;
+  let isLeaving = false;
+
+  // The visit has ended, here or elsewhere; each answer that is on its way says so.
+  function signIn() {
+    if (isLeaving) return;
+    isLeaving = true;
+    window.location.assign("/sign-in?next=" + encodeURIComponent(window.location.pathname + window.location.search));
+  }
 
   function ask(resource, options) {
-    const limit = isQuestion(options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
+    const limit = isQuestion(resource, options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
     return plainFetch(resource, { ...limit, ...options }).then(
       (response) => {
-        // The visit has ended, here or elsewhere.
-        if (response.status === 401) {
-          const here = window.location.pathname + window.location.search;
-          window.location.assign("/sign-in?next=" + encodeURIComponent(here));
-        }
+        if (response.status === 401) signIn();
         showLink(response.status < 500);
         return response;
       },
@@ -59,10 +57,10 @@
   }
 
   window.fetch = function (resource, options = {}) {
-    if (!isQuestion(options) && !isOpening(options)) return ask(resource, options);
+    if (!isQuestion(resource, options) && !isOpening(options)) return ask(resource, options);
     awaited += 1;
     const asked = isOpening(options) ? open(resource, options) : ask(resource, options);
-    asked.then((response) => response.clone().arrayBuffer()).then(answered, answered);
+    asked.then((response) => response.clone().arrayBuffer()).catch(() => { /* the banner says so */ }).finally(() => { awaited -= 1; });
     return asked;
   };
 
@@ -160,7 +158,7 @@
     if (!awaited && !document.hidden && performance.now() >= due) refresh();
   }
 
-  every(0, beat);
+  setInterval(beat, 100);
 
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
   document.addEventListener("visibilitychange", () => {
@@ -178,4 +176,4 @@
   });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { refresh });
-})();
+}

@@ -1,7 +1,5 @@
 /* A trial of rules: the server answers lines, and each says what slots of the page show from then on. It ends with its page. */
-(function () {
-  "use strict";
-
+{
   const LONGEST_TEXT = 2000; // characters that an address can hold, also behind a proxy
   const BROKEN = [["span", { class: "tone-critical" }, "The trial broke off. Try it again, or load the page again."]];
 
@@ -75,4 +73,4 @@
     if (button.id === "rules-try-do") start();
     else if (button.id === "rules-try-stop") trial.abort();
   });
-})();
+}
