@@ -13,6 +13,9 @@ from gradcanary_dashboard.components import elements
 Id: TypeAlias = str | dict[str, str | int]
 """Of one element, or of one of many: ``{"do": "ack", "incident": 31}`` (Dash's pattern-matching callbacks)."""
 
+AFTER_A_PAUSE: Mapping[str, Any] = {"debounce": 0.3}
+"""A property of a text field whose value the collector answers as one types."""
+
 
 def field(words: str, control: Component, hint: elements.Children = None) -> html.Label:
     """Return a control with its name above and, below, what may be put in."""

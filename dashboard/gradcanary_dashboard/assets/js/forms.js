@@ -1,9 +1,5 @@
 /* Forms: choices, what a click in a list is about, second questions, and what the browser does not do about keys. */
 {
-  const REST_MS = 300;
-
-  let resting = null;
-
   function tell(store, data) {
     window.dash_clientside.set_props(store, { data });
   }
@@ -57,15 +53,4 @@
       field.form?.querySelector("[type=submit]")?.click();
     }
   });
-
-  // What is put together is told each time one rests; the store is gone with its page.
-  function rest(...values) {
-    clearTimeout(resting);
-    const store = window.dash_clientside.callback_context.outputs_list.id;
-    const heart = document.querySelector(".heart");
-    resting = setTimeout(() => { if (heart?.isConnected) tell(store, values); }, REST_MS);
-    return window.dash_clientside.no_update;
-  }
-
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { forms: { rest } });
 }

@@ -85,12 +85,14 @@ def _new(contents: Mapping[str, Any]) -> html.Section:
         id=f"{NEW}-rules",
         **elements.attributes(data_of=f"{NEW}-rule"),
     )
-    runs = forms.text(f"{NEW}-run", "Runs", RUNS_HINT, offers="silence-runs", placeholder="lora-*")
+    runs = forms.text(
+        f"{NEW}-run", "Runs", RUNS_HINT, offers="silence-runs", placeholder="lora-*", more=forms.AFTER_A_PAUSE
+    )
     form = forms.form(
         settings_frame.row(runs, forms.field("Rule", rules)),
         html.Datalist(contents.get("silence-runs"), id="silence-runs"),
         dcc.Store(id=f"{NEW}-rule", data=""),
-        *silence_form.layers((), NEW),
+        *silence_form.layers((), NEW, more=forms.AFTER_A_PAUSE),
         silence_form.span(NEW),
         settings_frame.row(
             html.Div(
@@ -103,7 +105,6 @@ def _new(contents: Mapping[str, Any]) -> html.Section:
         html.Div(plan(None), id=f"{NEW}-plan", className="plan", **elements.attributes(aria_live="polite")),
         forms.button("Silence", f"{NEW}-do", icon="hush", tone="main", sends=True),
         forms.answer(f"{NEW}-answer"),
-        dcc.Store(id=f"{NEW}-wish"),
     )
     return elements.card(NEW, form, title="New silence")
 
