@@ -83,7 +83,7 @@ def _register_end_of_silence(app: Dash, collector: Collector) -> None:
 
     @changing(app, {"answer": Output("silence-answer", "children")}, told)
     def end(clicked: dict[str, Any] | None) -> Contents:
-        number = forms.about(clicked)
+        number = forms.subject(clicked)
 
         def ask() -> list[Any]:
             collector.change("DELETE", f"/silences/{number}")

@@ -74,7 +74,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             id="compare-body",
             className="columns",
         ),
-        elements.heart("compare", contents.get("shown")),
+        elements.page_state("compare", contents.get("shown")),
     ]
 
 

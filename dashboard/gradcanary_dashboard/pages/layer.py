@@ -42,7 +42,7 @@ SLOTS = {
     "layer-zoom-note": "children",
     "layer-reset": "hidden",
     "layer-moves": figure_controls.STEPS,
-    "layer-incidents": static.DRAWN,
+    "layer-incidents": static.TREES,
     "layer-incidents-tally": "children",
     "siblings": table.ROWS,
     "siblings-tally": "children",
@@ -66,7 +66,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("layer-verdict", html.H1(name)), id="layer-verdict"),
         html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        elements.heart("layer", contents.get("shown")),
+        elements.page_state("layer", contents.get("shown")),
     ]
 
 
@@ -102,7 +102,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         ),
         "layer-reset": not view.is_zoomed,
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),
-        "layer-incidents": static.drawn(incident_card.panel(data.incidents, view, layer["layer"])),
+        "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"])),
         "layer-incidents-tally": incident_card.tally(data.incidents),
         "siblings": layer_table.rows(run, listed, layer, view),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",

@@ -57,9 +57,9 @@ SLOTS = {
     "csv": "href",
     "trend-csv": "href",
     "layers-csv": "href",
-    "accumulators": static.DRAWN,
+    "accumulators": static.TREES,
     "accumulators-tally": "children",
-    "incidents": static.DRAWN,
+    "incidents": static.TREES,
     "incident-tally": "children",
     "notes": "children",
     "layer-rows": table.ROWS,
@@ -85,7 +85,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        elements.heart("run", contents.get("shown")),
+        elements.page_state("run", contents.get("shown")),
     ]
 
 
@@ -120,14 +120,14 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         **_metrics(data, view),
         "csv": share_bar.csv_url(run, view),
         "layers-csv": share_bar.csv_url(run, view, "layers"),
-        "accumulators": static.drawn(
+        "accumulators": static.encode(
             [
                 *accumulators.card(sums, data.run["framework"], view.rows, has_ended=has_ended),
                 *accumulators.facts(data.run),
             ]
         ),
         "accumulators-tally": accumulators.tally(sums),
-        "incidents": static.drawn(incident_card.panel(data.incidents, view)),
+        "incidents": static.encode(incident_card.panel(data.incidents, view)),
         "incident-tally": incident_card.tally(data.incidents),
         "notes": notes.cards({**data.run, "facts": []}),
         "layer-rows": layer_table.rows(run, rows, data.layer, view),

@@ -42,7 +42,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             className=contents.get("runs-head", SHOWN),
         ),
         html.Div(contents.get("runs"), id="runs"),
-        elements.heart("runs", contents.get("shown")),
+        elements.page_state("runs", contents.get("shown")),
     ]
 
 

@@ -17,7 +17,7 @@
   }
 
   function page() {
-    return document.querySelector(".heart").id.replace(/-heart$/, "");
+    return document.querySelector(".page-state").id.replace(/-page-state$/, "");
   }
 
   // Returns whether the address is another one since.
@@ -93,9 +93,9 @@
   let followed = null; // the element of the page whose controls say what the address says
 
   onChange(() => {
-    const heart = document.querySelector(".heart");
-    if (heart !== followed) follow();
-    followed = heart;
+    const state = document.querySelector(".page-state");
+    if (state !== followed) follow();
+    followed = state;
   });
 
   // The page that was left stays until the other one is there.

@@ -73,7 +73,7 @@
 
   function learn(cell) {
     const asked = question(cell);
-    const key = asked + document.querySelector(".heart").dataset.shown; // a column may still be filled
+    const key = asked + document.querySelector(".page-state").dataset.shown; // a column may still be filled
     const tell = () => say(sentence(cell, cell.meta.stat + " " + known.text));
     waiting = key;
     if (known.key === key) {

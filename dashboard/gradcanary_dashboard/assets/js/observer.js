@@ -34,7 +34,7 @@
     watchers.push(act);
   }
 
-  const attributeFilter = ["data-drawn", "data-figure", "data-panels", "data-rows", "data-shown"];
+  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-rows", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { onAttribute, onChange });

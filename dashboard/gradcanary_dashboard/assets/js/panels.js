@@ -80,8 +80,8 @@
 
   // What is looked at comes first: the heatmap of an address, then its metrics.
   function isFilled() {
-    const heart = document.querySelector(".heart");
-    const shown = heart && heart.dataset.shown;
+    const state = document.querySelector(".page-state");
+    const shown = state && state.dataset.shown;
     if (!shown) return false;
     if (shown !== filled.shown) filled = { shown, chosen: JSON.parse(shown).chosen };
     return filled.chosen === window.location.search;

@@ -120,7 +120,7 @@
     const question = { method: "POST", body: JSON.stringify({ path, search, shown }), reads: true };
     const response = await window.fetch("/_refresh", question);
     const answer = response.status === 200 ? await response.json() : null;
-    if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
+    if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-page-state"]))) return answer;
     return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
   }
 
@@ -134,18 +134,18 @@
 
   // Asks what is new at the address, and fills the page with it; what an answer leaves out is what the page has.
   async function refresh() {
-    const heart = document.querySelector(".heart");
-    if (!heart) return;
+    const state = document.querySelector(".page-state");
+    if (!state) return;
     const { pathname, search } = window.location;
     const began = performance.now();
     const number = sent += 1;
     // The reader may have chosen something else by now, or be on another page, that of another run, too.
-    const isWanted = () => number === sent && heart.isConnected && window.location.pathname === pathname;
+    const isWanted = () => number === sent && state.isConnected && window.location.pathname === pathname;
     due = began + BEAT_MS;
-    const answer = await askWhole(pathname, search, heart.dataset.shown || "").catch(() => null); // the banner says so
+    const answer = await askWhole(pathname, search, state.dataset.shown || "").catch(() => null); // the banner says so
     // Not for half as long as it took: a slow collector gets fewer questions, not a queue of them.
     due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
-    if (!isWanted() || (answer && heart.id !== answer.page + "-heart")) return;
+    if (!isWanted() || (answer && state.id !== answer.page + "-page-state")) return;
     const { kinds, slots } = answer || { kinds: {}, slots: {} };
     const figures = Object.entries(slots).filter(([id]) => kinds[id] === "data-figure");
     const texts = await window.gradcanary.drawFirst(Object.fromEntries(figures));

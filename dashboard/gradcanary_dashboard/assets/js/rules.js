@@ -25,7 +25,7 @@
   function show(slots) {
     for (const [name, drawn] of Object.entries(slots)) {
       const slot = document.getElementById(name);
-      if (slot) slot.dataset.drawn = drawn;
+      if (slot) slot.dataset.trees = drawn;
     }
   }
 

@@ -72,7 +72,7 @@
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
-  window.gradcanary.onAttribute("data-drawn", (slot, text) => draw(slot, JSON.parse(text || "[]")));
+  window.gradcanary.onAttribute("data-trees", (slot, text) => draw(slot, JSON.parse(text || "[]")));
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { draw });
 }

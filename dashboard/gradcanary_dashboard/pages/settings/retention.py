@@ -25,7 +25,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         elements.card(
             "run-sizes", html.Div(contents.get("storage-runs"), id="storage-runs"), title="Runs, the largest first"
         ),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 

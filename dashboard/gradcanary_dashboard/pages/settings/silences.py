@@ -8,14 +8,14 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.components import elements, forms, incident_dialog, silence_form, static
-from gradcanary_dashboard.components.static import DRAWN
+from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.pages.settings import frame as settings_frame
 
 PAGE, NEW, ENDED = "silences", "new-silence", "silence-ended"
 
 SLOTS = {
     **settings_frame.slots(PAGE),
-    "silence-list": DRAWN,
+    "silence-list": TREES,
     "silence-past": "children",
     "silence-runs": "children",
     f"{NEW}-rules": "children",
@@ -45,7 +45,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         elements.card(
             "past-silences", html.Div(contents.get("silence-past"), id="silence-past"), title="Made and ended"
         ),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 
@@ -65,7 +65,7 @@ def fill(
     words = "Nothing is silenced: everybody is told of everything. Silence an incident from its page, or here."
     none = [html.P(words), *elements.terminal(f"gradcanary silence --run 'lora-*' --for 8h --url {url}")]
     return {
-        "silence-list": static.drawn([_entry(each) for each in silences] or none),
+        "silence-list": static.encode([_entry(each) for each in silences] or none),
         "silence-past": _past(audit),
         "silence-runs": [html.Option(value=name) for name in runs],
         f"{NEW}-rules": forms.options({"": EVERY_RULE, **{rule: rule.replace("_", " ") for rule in rules}}),
@@ -131,7 +131,7 @@ def _entry(silence: Mapping[str, Any]) -> html.Article:
             **elements.attributes(aria_label=f"Change its end, #{number}"),
         },
     )
-    really = forms.telling("Yes, end it", ENDED, number, tone="danger")
+    really = forms.list_button("Yes, end it", ENDED, number, tone="danger")
     end = forms.asking("End now", f"End silence {number}? What is still true is told then.", really)
     return html.Article(
         html.Div([settings_frame.facts(known), html.Div([move, end], className="deeds")], className="with-button"),
