@@ -121,9 +121,7 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
 
 def _key_help() -> html.Dialog:
     listed = [
-        part
-        for keys, words in KEYS
-        for part in (html.Dt([html.Kbd(key) for key in keys.split()]), html.Dd(words))
+        part for keys, words in KEYS for part in (html.Dt([html.Kbd(key) for key in keys.split()]), html.Dd(words))
     ]
     close = html.Form(html.Button("Close", type="submit", className="do"), method="dialog")
     inside = [html.H2("Keyboard", id="key-help-title"), html.Dl(listed), close]

@@ -11,7 +11,7 @@ from dash import dcc, html
 
 from gradcanary_dashboard.address.comparison import CompareView
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import CompareData
+from gradcanary_dashboard.analysis.compared_runs import CompareData
 from gradcanary_dashboard.analysis.comparison import dtype
 from gradcanary_dashboard.analysis.differences import Difference
 from gradcanary_dashboard.analysis.layers import MAX_ROWS

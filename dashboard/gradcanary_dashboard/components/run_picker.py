@@ -9,7 +9,7 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.address.comparison import ALIGNS, MOST_RUNS, CompareView, compare_url
-from gradcanary_dashboard.analysis.compared import CompareData
+from gradcanary_dashboard.analysis.compared_runs import CompareData
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers
 

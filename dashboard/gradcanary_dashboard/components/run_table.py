@@ -10,7 +10,7 @@ from dash import dcc, html
 from gradcanary_dashboard.address.comparison import CompareView, compare_url
 from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import TIMED_STEPS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers as number_text
 

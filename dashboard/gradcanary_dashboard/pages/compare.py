@@ -11,7 +11,7 @@ from dash import dcc, html
 from gradcanary_dashboard.address.comparison import ALIGNS, MOST_RUNS, CompareView
 from gradcanary_dashboard.address.run import layer_url
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import CompareData
+from gradcanary_dashboard.analysis.compared_runs import CompareData
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import (
     difference_table,

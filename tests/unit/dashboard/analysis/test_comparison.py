@@ -9,7 +9,7 @@ import pytest
 from gradcanary_dashboard.address.comparison import CompareView, parse_compare
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import Compared, CompareData
 from gradcanary_dashboard.analysis.differences import Differences
 from gradcanary_dashboard.components import run_picker
 from gradcanary_dashboard.pages import compare as compare_page
