@@ -1,5 +1,7 @@
 """The colour bar of a saved heatmap."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_labels_have_room_and_colours_rise(scale: palette.Scale, height: int) ->
     assert stops[-1] == pytest.approx(1)
     codes = sorted(marker["colorbar"]["tickvals"])
     pixels = height / (marker["cmax"] - marker["cmin"])
-    apart = [(after - before) * pixels for before, after in zip(codes, codes[1:], strict=False)]
+    apart = [(after - before) * pixels for before, after in pairwise(codes)]
     assert min(apart) >= color_bar.LABEL_PX - 0.01
 
 
