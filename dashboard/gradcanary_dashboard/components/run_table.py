@@ -61,7 +61,7 @@ def _row(
     ]
     named = zip(HEADS[1:], cells, strict=True)
     tds = [html.Td(cell, role="cell", **elements.attributes(data_head=head)) for head, cell in named]
-    return html.Tr([_name(place, run, wanted), *tds], role="row")
+    return html.Tr([_name(place, run, wanted), *tds], role="row", **elements.attributes(data_key=run.name))
 
 
 def _name(place: int, run: Compared, wanted: CompareView) -> html.Th:

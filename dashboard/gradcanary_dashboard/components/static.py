@@ -24,9 +24,9 @@ TREES = "data-trees"
 _NAMES = {"className": "class", "htmlFor": "for"}
 
 
-def slot(name: str, trees: str | None, *, tag: type[Component] = html.Div) -> Component:
-    """Return the element that is filled by its attribute ``TREES``."""
-    return tag(id=name, **{TREES: trees or "[]"})
+def slot(name: str, trees: str | None, *, tag: type[Component] = html.Div, **more: str) -> Component:
+    """Return the element that is filled by its attribute ``TREES``; ``more`` are properties of it."""
+    return tag(id=name, **{TREES: trees or "[]"}, **more)
 
 
 def encode(children: elements.Children) -> str:

@@ -35,7 +35,7 @@ from gradcanary_dashboard.text import numbers
 HEIGHT = 190
 
 SLOTS = {
-    "layer-crumbs": "children",
+    "layer-crumbs": static.TREES,
     "layer-verdict": "children",
     "layer-csv": "href",
     "layer-tiles": "children",
@@ -57,10 +57,10 @@ SLOTS = {
 def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     name = place["layer"]
-    crumbs = contents.get("layer-crumbs", _crumbs(place["run"], name, View()))
+    crumbs = contents.get("layer-crumbs", static.encode(_crumbs(place["run"], name, View())))
     return [
         html.Div(
-            [html.Div(crumbs, id="layer-crumbs"), share_bar.of_layer(contents)],
+            [static.slot("layer-crumbs", crumbs), share_bar.of_layer(contents)],
             className="run-head",
         ),
         html.Div(contents.get("layer-verdict", html.H1(name)), id="layer-verdict"),
@@ -93,7 +93,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         figures[f"shown-{name}"] = name not in data.series
     return {
         "title": layer["name"],
-        "layer-crumbs": _crumbs(run, layer["name"], view),
+        "layer-crumbs": static.encode(_crumbs(run, layer["name"], view)),
         "layer-verdict": [elements.verdict(of_layer(layer, data.incidents, has_ended=has_ended))],
         "layer-tiles": _tiles(data),
         "layer-csv": share_bar.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),

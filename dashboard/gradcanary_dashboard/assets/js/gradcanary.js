@@ -1,6 +1,6 @@
-/* What every page does by itself: times in words, its title, the clipboard, the theme, the focus behind a refresh. */
+/* What every page does by itself: times in words, its title, the clipboard, the theme. */
 {
-  const { go, onChange } = window.gradcanary;
+  const { go } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -79,38 +79,6 @@
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
     else if (button.dataset.copy) copy(button, button.dataset.copy, "Select it");
-  });
-
-  // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were, also behind a dialog
-
-  let focused = null;
-
-  function nameOf(element) {
-    return [element.tagName, element.getAttribute("aria-label"), element.textContent].join("|");
-  }
-
-  document.addEventListener("focusin", (event) => {
-    if (event.target.closest("dialog")) return; // what had the focus gets it back when the dialog closes
-    const slot = event.target.closest("main [id]:not(a, button)");
-    focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target), href: event.target.href };
-  });
-
-  document.addEventListener("focusout", (event) => {
-    setTimeout(() => {
-      // Behind another window the element stays the active one.
-      const isLeft = focused && focused.element === event.target && event.target.isConnected && event.target !== document.activeElement;
-      if (isLeft && !document.querySelector("dialog[open]")) focused = null;
-    });
-  });
-
-  onChange(() => {
-    if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
-    const slot = document.getElementById(focused.slot);
-    if (!slot) return;
-    const alike = Array.from(slot.querySelectorAll("a, button, summary")).filter((one) => nameOf(one) === focused.name);
-    // A run and its open incidents are links with the same words.
-    const again = alike.find((one) => one.href === focused.href) || alike[0];
-    if (again) again.focus({ preventScroll: true });
   });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });

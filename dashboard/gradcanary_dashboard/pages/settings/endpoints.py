@@ -16,7 +16,7 @@ from gradcanary_dashboard.pages.settings.frame import part
 
 ALL, ONE = "endpoints", "endpoint"
 
-SLOTS = {**settings_frame.slots(ALL), "endpoint-list": "children"}
+SLOTS = {**settings_frame.slots(ALL), "endpoint-list": TREES}
 SLOTS_OF_ONE = {
     **settings_frame.slots(ONE),
     "endpoint-title": "children",
@@ -46,7 +46,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     )
     return [
         *settings_frame.head("Endpoints"),
-        elements.card("endpoints", html.Div(contents.get("endpoint-list"), id="endpoint-list"), title="Who is told"),
+        elements.card("endpoints", static.slot("endpoint-list", contents.get("endpoint-list")), title="Who is told"),
         *settings_frame.controls(ALL, contents, elements.card("new-endpoint", made, title="New endpoint")),
         # Outside of what may be disabled: what it says stays readable, and its secret can be copied.
         forms.answer("new-endpoint-answer"),
@@ -60,7 +60,7 @@ def fill(endpoints: Sequence[Endpoint], url: str, *, may: bool) -> dict[str, Any
     line = f"gradcanary endpoints add https://hooks.example/gradcanary --url {url}"
     nobody = [html.P(words), *elements.terminal(line)]
     return {
-        "endpoint-list": [_entry(each) for each in endpoints] or nobody,
+        "endpoint-list": static.encode([_entry(each) for each in endpoints] or nobody),
         **settings_frame.rights(ALL, may=may),
     }
 
@@ -109,6 +109,7 @@ def _entry(endpoint: Endpoint) -> html.Article:
     return html.Article(
         [html.H3([endpoint_text.state(endpoint), name]), settings_frame.facts(endpoint_text.facts(endpoint))],
         className="listed",
+        **elements.attributes(data_key=str(endpoint["id"])),
     )
 
 
