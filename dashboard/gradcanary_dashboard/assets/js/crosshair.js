@@ -22,7 +22,7 @@
     const held = points.filter((point) => Number.isFinite(point.x) && Number.isFinite(point.y));
     const xs = held.map((point) => point.x);
     const gaps = xs.slice(1).map((x, place) => x - xs[place]).sort((a, b) => a - b);
-    return { id: trace.meta, xs, words: held.map((point) => trace.customdata[point.i]), usual: gaps[gaps.length >> 1] || 1 };
+    return { id: trace.meta, name: trace.name, xs, words: held.map((point) => trace.customdata[point.i]), usual: gaps[gaps.length >> 1] || 1 };
   }
 
   function lines(plot) {
@@ -75,19 +75,25 @@
     }
   }
 
+  // Of several lines each with its name, unless a legend below the figure has them.
+  function valuesOf(plot, found) {
+    const held = found.filter(({ words }) => words);
+    if (found.length === 1) return held.map(({ words }) => words[1]);
+    return plot.closest(".panel") ? [] : held.map(({ name, words }) => name + " " + words[1]);
+  }
+
   function show(plot) {
     const { left, top, width, height } = area(plot);
     const line = overlay(plot);
     const pixel = pixelAt(plot, at.x);
     line.hidden = !(pixel >= 0 && pixel <= width);
     if (line.hidden) return;
-    const found = lines(plot).map((each) => ({ id: each.id, words: told(each, at.x) }));
+    const found = lines(plot).map((each) => ({ id: each.id, name: each.name, words: told(each, at.x) }));
     line.style.cssText = `top: ${top}px; height: ${height}px; transform: translateX(${left + pixel}px)`;
     line.classList.toggle("leftwards", pixel > width * 0.6);
     const isPointed = at.plot === plot && at.by === "mouse"; // Plotly's own label is there
-    const value = found.length === 1 && found[0].words ? found[0].words[1] : "";
     const where = plot.querySelector(".heatmaplayer image") || at.by !== "mouse" ? window.gradcanary.words(at.x) : "";
-    write(line.firstChild, isPointed ? "" : [where, value].filter(Boolean).join(" · "));
+    write(line.firstChild, isPointed ? "" : [where, ...valuesOf(plot, found)].filter(Boolean).join(" · "));
     writeLegend(plot, found);
   }
 
