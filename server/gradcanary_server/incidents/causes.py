@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
+from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.types import Jump
 
@@ -240,7 +241,7 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
 
 def _largest_loss(context: CauseContext) -> list[str]:
     errors = [member.value for member in context.members.values() if member.value is not None]
-    return [f"up to {max(errors):.1%} of the norm, measured against a float32 sum"] if errors else []
+    return [f"up to {percent(max(errors))} of the norm, measured against a float32 sum"] if errors else []
 
 
 def _named(context: CauseContext) -> list[LayerInfo]:
