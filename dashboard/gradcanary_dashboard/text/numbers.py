@@ -101,6 +101,11 @@ def steps(first: float, last: float) -> str:
     return f"Step {integer(first)}" if first == last else f"Steps {integer(first)} to {integer(last)}"
 
 
+def low(layers: int, before: str = "") -> str:
+    """Return ``small, but not falling: 3``; empty for 0."""
+    return f"{before}small, but not falling: {integer(layers)}" if layers else ""
+
+
 def state(name: str | None) -> str:
     """Return the state of a layer in words."""
     return NOTHING if name is None else STATES.get(name, name)

@@ -257,7 +257,7 @@ def _values(members: Collection[Member]) -> dict[str, str]:
     falls = [(before, now) for before, now, _ in pairs if before is not None and now is not None and now < before]
     rises = [(before, now) for before, now, _ in pairs if before is not None and now is not None and now > before]
     apart = [(now, others) for _, now, others in pairs if now is not None and others is not None and now < others]
-    zeros = {None if value is None else value == 0 for _, value, _ in pairs}
+    is_zero, is_none = (any(value == other for _, value, _ in pairs) for other in (0, None))
     return {
         "from_to": _from_to(falls, values),
         "up_from_to": _from_to(rises, [value for value in values if value > 0]),
@@ -265,8 +265,8 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "against": ": {} instead of {}{}".format(*_medians(apart)) if apart else "",
         "part": _share(values, "a part"),
         "share": _share(values, "most"),
-        "none_or_zeros": {True: "exact zeros", None: "none"}.get(*zeros) if len(zeros) == 1 else "none or exact zeros",
-        "no_gradient_or_zeros": "only gradients of exactly zero" if zeros == {True} else "no gradient",
+        "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
+        "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
         "smaller": f"{number(10 ** values[0])} times smaller" if values else "exactly zero",
         "idle": _idle(members),
     }
