@@ -9,8 +9,10 @@ from typing import Any
 from gradcanary_dashboard.analysis import severity
 from gradcanary_dashboard.text import numbers
 
-
-NO_STEP = "The training finished, and no optimizer step was seen: call optimizer.step(), or gradcanary.step() after each update"
+NO_STEP = (
+    "The training finished, and no optimizer step was seen: "
+    "call optimizer.step(), or gradcanary.step() after each update"
+)
 
 
 @dataclass(frozen=True)

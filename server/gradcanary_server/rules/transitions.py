@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.rules import scale_drop
+from gradcanary_server.rules import explosion, scale_drop
 from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
 from gradcanary_server.rules.state import RuleState
-from gradcanary_server.rules.types import SEVERITIES, Floats, Ints, Jump, Resolution, Transition, Votes
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
 
 _STATS = {
@@ -119,9 +119,7 @@ def _severities(rule: str, state: RuleState) -> Votes:
 
 
 def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
-    is_fall = rule == "scale_drop"
-    value = evidence.common_fall if is_fall else None
-    is_unknown = is_fall and severity == WARNING and not scale_drop.knows_loss(state.losses, state.progress)
+    value = evidence.common_fall if rule == "scale_drop" else None
     since = int(state.of_run.since[RUN_RULES[rule].row, 0])
     jumps = _recent_jumps(state, since, evidence)
     return Transition(
@@ -132,9 +130,17 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
         severity=SEVERITIES[severity],
         since_step=since,
         value=value,
-        evidence="no_loss" if is_unknown else None,
+        evidence=_run_evidence(rule, severity, state),
         jumps=jumps,
     )
+
+
+def _run_evidence(rule: str, severity: int, state: RuleState) -> Evidence | None:
+    """Return what is known of the loss: that there is none for a fall, or its course before it was not finite."""
+    if rule == "nonfinite":
+        return explosion.course_before_nonfinite(state.losses)
+    is_unknown = severity == WARNING and not scale_drop.knows_loss(state.losses, state.progress)
+    return "no_loss" if is_unknown else None
 
 
 def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:

@@ -40,6 +40,8 @@ Evidence = Literal[
     "no_step",
     "lost_rank",
     "no_loss",
+    "loss_rose",
+    "loss_steady",
 ]
 Resolution = Literal["recovered", "layer_gone", "resumed", "rebaselined", "rule_changed"]
 

@@ -186,13 +186,34 @@ def test_loss_of_a_sum_is_the_measured_one():
     assert "25 % for 512 similar ones" in remedies.CAUSES["low_precision_sum"].text
 
 
-@pytest.mark.parametrize("framework", [None, *remedies.FRAMEWORKS])
-def test_fix_changes_no_training(framework):
+FIXES = {
+    (code, framework): remedies.fix(code, framework) for code in remedies.CAUSES for framework in remedies.FRAMEWORKS
+}
+
+FITS = {
+    r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
+    "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip",
+    r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
+}
+"""What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
+
+
+@pytest.mark.parametrize("pattern", FITS)
+def test_a_fix_fits_its_cause(pattern):
     """Code to copy shows what is set, or repairs the cause; it trains no other model by another method."""
-    for code in remedies.CAUSES:
-        fix = remedies.fix(code, framework).code or ""
-        assert "loraplus" not in fix
-        assert "--train_text_encoder" not in fix
+    found = {code for (code, _), fix in FIXES.items() if re.search(pattern, f"{fix.text}\n{fix.code}")}
+    assert found <= set(FITS[pattern].split())
+
+
+def test_a_fix_speaks_of_adapters_where_there_are_some():
+    found = {framework for (_, framework), fix in FIXES.items() if re.search("lora|LoRA|adapter", fix.text + fix.code)}
+    assert found <= {"peft", "diffusers"}
+    assert [code for code in remedies.CAUSES if "loraplus" in FIXES[code, "peft"].code] == []
+
+
+def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
+    assert {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)} == {"scaled_clip"}
 
 
 def test_printed_groups_need_no_weight_decay():
