@@ -42,7 +42,7 @@ CLAIMS = {
     "fell": f"the loss fell: {_LEVELS}",
     "flat": f"the loss stayed flat: {_LEVELS}",
     "as_before": f"the loss is where it was: {_LEVELS}",
-    "unclear": f"the loss moved within its noise: {_LEVELS}",
+    "unclear": f"the loss: {_LEVELS}",
 }
 
 NOISE = 4.0

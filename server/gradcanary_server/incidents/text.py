@@ -53,7 +53,7 @@ _NO_STEP = "the process is alive but has made no step since step {step} ({moment
 _IDLE = "{count} {have} had no gradient {since}"
 _NEVER = "{layers} {are} trainable and never had a gradient, {since}"
 _STILL = "{count} {have} weights that stand still, measured {at}"
-_ZEROS = "{layers} {have} {share} exact zeros in float16 gradients that had fewer before, {since}"
+_ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "fall"): Words("{count} collapsed {at}", "{layers} fell{from_to} {at}"),
@@ -241,6 +241,9 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "since": f"since {steps}",
         "step": f"{first:,}",
     }
+    if incident.rule == "scale_drop":
+        decades = next((member.value for member in members if member.value is not None), None)
+        fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"
     if incident.rule in ABSENCE_RULES:
         # The value is the time without a request or a step, in seconds.
         noticed = incident.opened if incident.reopened_at is None else incident.reopened_at
@@ -265,9 +268,9 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "against": ": {} instead of {}{}".format(*_medians(apart)) if apart else "",
         "part": _share(values, "a part"),
         "share": _share(values, "most"),
+        "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
         "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
         "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
-        "smaller": f"{number(10 ** values[0])} times smaller" if values else "exactly zero",
         "idle": _idle(members),
     }
 

@@ -50,15 +50,15 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("frozen", "measured"): ("stand still", "weights of which"),
     ("frozen", "stopped"): ("stand still", "moved, and now"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
+    ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
     ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
-    ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
     ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
     ("scale_drop", "no_loss"): ("all gradients fell together", "no loss is known"),
     ("scale_drop", "critical"): ("all gradients fell together", "and the loss did not fall"),
-    ("silent", None): ("nothing heard since step", "nothing was heard .* its last step was"),
-    ("silent", "no_step"): ("nothing heard since its start", "nothing was heard .* it had made no step"),
+    ("silent", None): ("nothing heard since step", "Nothing was heard .* its last step was"),
+    ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),
     ("stalled", None): ("no new step since step", "no step since step"),
     ("stalled", "no_step"): ("no new step since its start", "no step since its start"),
 }
@@ -133,7 +133,11 @@ def check_values(clause: str, members: Sequence[Member]) -> None:
 
 def check_agreement(clause: str, count: int) -> None:
     wrong = "are|were|have|their|them|gradients of \\d" if count == 1 else "is|was|has|its|it|gradient of \\d"
-    told = re.sub(r"\([^)]*\)|float16 gradients that had|similar layers|the run was|gradients (before|in)", "", clause)
+    told = re.sub(
+        r"\([^)]*\)|float16 gradients that had|similar layers|while it was|the run was|gradients (before|in)",
+        "",
+        clause,
+    )
     assert not re.search(rf"\b({wrong})\b", told), clause
 
 
@@ -199,6 +203,11 @@ def check_ending(incident: Incident, members: Members) -> None:
 
 
 VALUES = st.none() | st.just(0.0) | st.floats(1e-12, 1e6)
+OF_RULE = {
+    "vanished": st.sampled_from([None, 0.0, 400.0]),
+    **dict.fromkeys(("accumulation_loss", "frozen", "fp16_underflow"), st.none() | st.floats(0, 1)),
+}
+"""Values that a rule judges, where they are no gradients: none, zero or a number of samples; and shares."""
 
 
 @st.composite
@@ -207,13 +216,16 @@ def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
     total = draw(st.integers(1, len(NAMES)))
     layers = draw(st.permutations(range(total)))[: draw(st.integers(1, total))]
     state = draw(st.sampled_from(["open", "resolved"]))
-    shared = draw(VALUES), draw(VALUES)
+    values = OF_RULE.get(rule, VALUES)
+    shared = draw(values), draw(VALUES)
     members: Members = {}
     for place, layer in enumerate(layers):
-        value, baseline = shared if draw(st.booleans()) else (draw(VALUES), draw(VALUES))
+        value, baseline = shared if draw(st.booleans()) else (draw(values), draw(VALUES))
         is_open = state == "open" and (place == 0 or draw(st.booleans()))
         since = draw(st.sampled_from([340, 341, 12_340]))
         kind = draw(st.sampled_from(kinds))
+        if rule == "vanished" and kind != "sporadic" and value:
+            value = None
         until = None if is_open else since + 99
         members[layer] = Member("warning", since, value, baseline, draw(VALUES), kind, until)
     firing = sum(each.until_step is None for each in members.values())

@@ -87,7 +87,8 @@ def test_nonfinite_names_loss_and_gradients():
     gradient = fired(7, rule="nonfinite", evidence=None, since=501, step=501)
     assert sentence(loss) == "The loss became NaN or infinite at step 500."
     assert sentence(loss, gradient) == (
-        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at step 500."
+        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at steps "
+        "500 to 501."
     )
     assert headline(gradient) == "the gradient of 1 of 300 layers became NaN or infinite at step 501"
 
