@@ -1,4 +1,4 @@
-"""Frameworks as people train with them on GPUs: the weights are the same to the bit, the norms those of their own clips.
+"""Frameworks as people train with them on GPUs: weights are the same to the bit, norms those of their own clips.
 
 The total norm of each step is held against what the framework's own clip computes. What frameworks warn of is theirs:
 their versions come with the machine.
