@@ -236,7 +236,7 @@ def test_silence_preview_counts_and_names_incidents() -> None:
     assert " scale drop in fell, 1 of 2 layers" in text_of(
         silence_form.preview({"runs": 1, "incidents": [found(1, members=1)]})
     )
-    assert "1 run has such a name." in text_of(silence_form.preview({"runs": 1, "incidents": []}))
+    assert "Matches 1 run." in text_of(silence_form.preview({"runs": 1, "incidents": []}))
     assert "No run has such a name so far." in text_of(silence_form.preview({"runs": 0, "incidents": []}))
 
 
