@@ -15,7 +15,6 @@ from words.claims import (
     DETACHED,
     FROZEN_FLAG,
     LOWER_RATE,
-    NO_OPTIMIZER,
     RAISE_RATE,
     WEIGHT_DECAY,
     Loss,
@@ -24,14 +23,16 @@ from words.claims import (
 )
 
 CLAIMED = r"^(?!if\b).*"
-"""A sentence that begins with a condition claims nothing."""
+"""A sentence that begins with a condition claims nothing. It stands before each topic and remedy below."""
+
+NO_HOLDER = r"\b(in|by) no optimizer|\bno optimizer holds|not in (an|any|the) optimizer"
 
 TOPICS = {
     "rate": r"(learning rate|\blr\b).*\b(rose|rise|jump\w*|grew|went|fell|spike\w*|changed|too (high|large|low|small))",
     "decay": WEIGHT_DECAY,
     "momentum": r"momentum",
     "clipping": CLIPPING,
-    "optimizer": NO_OPTIMIZER,
+    "optimizer": NO_HOLDER,
     "replaced": r"\breplaced\b",
     "frozen": FROZEN_FLAG,
     "detached": DETACHED,
@@ -40,8 +41,8 @@ TOPICS = {
     "dead": r"\bReLU|\bdead\b|saturat",
     "depth": r"\bdepth\b",
     "explosion": r"\bexplo",
-    "divergence": CLAIMED + r"\bdiverg",
-    "convergence": CLAIMED + r"\bconverg",
+    "divergence": r"\bdiverg",
+    "convergence": r"\bconverg",
     "finite loss": r"while the loss (was|is) finite",
     "poison": r"\bpoison",
 }
@@ -52,7 +53,7 @@ FIXES = {
     "raise the rate": RAISE_RATE,
     "decay": WEIGHT_DECAY,
     "momentum": r"momentum",
-    "clip": CLAIMED + CLIPPING,
+    "clip": CLIPPING,
     "hold": r"(give|make) the optimizer|the optimizer holds|add_param_group",
     "requires_grad": r"requires_grad",
     "sums": r"fp32_accumulators",
@@ -92,9 +93,9 @@ def _truth(
         loss=Loss(course="", marks={}, claims=frozenset(claims)),
         setup=setup or Setup(),
         true_causes=tuple(causes),
-        false_causes=tuple(pattern for topic, pattern in TOPICS.items() if topic not in topics),
+        false_causes=tuple(CLAIMED + pattern for topic, pattern in TOPICS.items() if topic not in topics),
         true_fixes=tuple(fixes),
-        false_fixes=tuple(pattern for fix, pattern in FIXES.items() if fix not in may),
+        false_fixes=tuple(CLAIMED + pattern for fix, pattern in FIXES.items() if fix not in may),
     )
 
 
@@ -131,7 +132,7 @@ WORDING: dict[str, Truth] = {
         topics=("finite loss",),
     ),
     "a-scaler-that-skips-for-ever": _truth(
-        "Targets overflow float16, so the loss is infinite in each step; the scaler skips them all and saves the weights.",
+        "Targets overflow float16, so the loss is infinite in each step. The scaler skips all and saves the weights.",
         [r"\bloss\b.*(nan|infinit|not finite)"],
         [r"\b(batch|target|data|detect_anomaly)\b|set_detect_anomaly"],
         claims=("fell", "nan"),
@@ -168,16 +169,16 @@ WORDING: dict[str, Truth] = {
         [DETACHED],
         [DETACHED],
         claims=("fell",),
-        topics=("detached", "cleared"),
+        topics=("detached", "cleared", "replaced"),
         may=("requires_grad",),
     ),
     "an-encoder-under-no-grad": _truth(
-        "The encoder runs under no_grad from step 250 on: no gradient at all (None, not zero), and one in each step until "
-        "then.",
+        "The encoder runs under no_grad from step 250 on: no gradient at all (None, not zero), and one in each step "
+        "before.",
         [DETACHED],
         [DETACHED],
         claims=("fell", "flat"),
-        topics=("detached", "cleared"),
+        topics=("detached", "cleared", "replaced"),
         may=("requires_grad",),
     ),
     "a-layer-never-called": _truth(
