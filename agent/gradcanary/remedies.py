@@ -170,13 +170,13 @@ CAUSES: Mapping[str, Cause] = {
         "meant",
     ),
     "never_used": Cause(
-        "The optimizer holds these layers and the loss does not depend on them: a head that this task does not use, or "
-        "a module that the forward pass does not call.",
+        "The optimizer holds these layers and the loss has not depended on them so far: a head that this task does not "
+        "use, or a module that the forward pass does not call.",
         "unused",
     ),
     "never_used_unnamed": Cause(
-        "The optimizer holds these parameters and the loss does not depend on them. No module that was found has them: "
-        "theirs was replaced after the optimizer was made, or the forward pass does not call it.",
+        "The optimizer holds these parameters and the loss has not depended on them so far. No module that was found "
+        "has them: theirs was replaced after the optimizer was made, or the forward pass does not call it.",
         "unused",
     ),
     "cancelled": Cause(

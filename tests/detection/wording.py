@@ -1,4 +1,4 @@
-"""What may be said of each fault: the truth that the sentences of its incidents are held against.
+"""What may be said of each case: the truth that the sentences of its incidents are held against.
 
 Each is written from what the code of the case does, not from the product's texts. A topic is a cause that sentences
 like to blame: all of them are false but those that the truth of a case lets in, each with its reason in ``story``.
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from detection.case import Case
-from words.check import Flaw, Incident, find_flaws
+from words.check import Flaw, Incident, incident_flaws, job_flaws
 from words.claims import (
     CLIPPING,
     DETACHED,
@@ -97,6 +97,12 @@ def _truth(
         true_fixes=tuple(fixes),
         false_fixes=tuple(CLAIMED + pattern for fix, pattern in FIXES.items() if fix not in may),
     )
+
+
+def _healthy(story: str, topics: Iterable[str] = (), setup: Setup | None = None) -> Truth:
+    """Return the truth of a healthy job, whose loss falls."""
+    learns = _truth(story, (), (), claims=("fell", "flat"), topics=topics, may=FIXES, setup=setup)
+    return replace(learns, faulty=False)
 
 
 _EATEN = _truth(
@@ -293,13 +299,30 @@ WORDING: dict[str, Truth] = {
         may=("gates",),
     ),
 }
-"""By case; what a healthy job's page says is not judged here."""
+"""By fault."""
+
+_LEARNS = _healthy("The loss comes down for good, and gradients with it.", topics=("convergence",))
+_DIVIDED = _healthy("The loss is divided by 1,000 in one step: nothing converges then.")
+
+HEALTHY: dict[str, Truth] = {
+    "sums-of-eight-in-bfloat16": _healthy(
+        "Eight micro-steps in bfloat16 lose next to nothing, and weights do move.",
+        topics=("frozen",),
+        setup=Setup(accumulation_steps=8, low_precision=True),
+    ),
+    "stage-freeze": _healthy("Half of the layers are frozen on purpose.", topics=("frozen",)),
+    "an-idle-expert": _healthy("forward() calls the last expert in one step of twenty."),
+    **{f"rescaled-loss{each}": _DIVIDED for each in ("", "-every-10", "-every-100", "-auto")},
+}
+"""By healthy job of which the page says something else than that it converges."""
 
 
 def find_case_flaws(case: Case, incidents: list[Incident]) -> tuple[Flaw, ...]:
-    """Return what is false, or missing, in the sentences of all incidents of a case."""
-    if case.name not in WORDING:
-        return ()
-    rules = frozenset(each.rule for each in incidents)
-    truth = replace(WORDING[case.name], told=frozenset({case.rule}), may=rules)
-    return tuple(dict.fromkeys(find_flaws(truth, incidents, truth.messages)))
+    """Return what is false in the sentences of all incidents of a case, and of a fault what is missing in them.
+
+    Rules, layers, steps and messages are judged elsewhere.
+    """
+    truth = WORDING[case.name] if case.is_fault else HEALTHY.get(case.name, _LEARNS)
+    truth = replace(truth, told=frozenset({case.rule}), may=frozenset(each.rule for each in incidents))
+    flaws = [flaw for incident in incidents for flaw in incident_flaws(truth, incident)]
+    return tuple(dict.fromkeys([*flaws, *(job_flaws(truth, incidents) if case.is_fault else ())]))
