@@ -14,9 +14,9 @@ _NONFINITE = (
     "batch of that step."
 )
 _NONFINITE_LOSS = (
-    "Look at the loss of the steps before. If it did not rise, look for a log or a division of zero: find the "
-    "operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. If it rose, clip "
-    "gradients or change the optimizer's settings."
+    "Look at the loss of the steps before. If it did not rise, look at the batch of that step, and find the operation, "
+    "such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. "
+    "If it rose, clip gradients or change the optimizer's settings."
 )
 _WHOLE_MODEL = (
     "Print the size of the weights and the optimizer's settings before and after this step. If both are unchanged, "
