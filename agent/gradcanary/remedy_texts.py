@@ -47,7 +47,8 @@ _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScale
 _PRINT_GROUPS = (
     "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
 )
-_AUTOCAST = "torch.autocast(device.type, torch.bfloat16)   # or float16 with torch.amp.GradScaler(device.type)"
+_AUTOCAST = "torch.autocast(next(model.parameters()).device.type, torch.bfloat16)"
+_SCALER = "scaler = torch.amp.GradScaler(next(model.parameters()).device.type)"
 _DETECT_ANOMALY = "torch.autograd.set_detect_anomaly(True)"
 _PRINT_SETTINGS = "for g in optimizer.param_groups: print({k: v for k, v in g.items() if k != 'params'})"
 _PRINT_GRADIENTS = (
@@ -274,7 +275,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "fp16_scaling": {
         "pytorch": (
             "",
-            "scaler.scale(loss).backward(); scaler.step(optimizer)   # scaler = torch.amp.GradScaler(device.type)",
+            f"{_SCALER}\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
         ),
         "transformers": ("", "TrainingArguments(bf16=True)   # fp16=True scales the loss"),
         "accelerate": ("", "Accelerator(mixed_precision='bf16')   # 'fp16' scales the loss"),

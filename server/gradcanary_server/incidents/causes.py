@@ -214,7 +214,8 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     layers = [member.since_step for number, member in context.members.items() if number is not None]
     if loss is None:
         return "nonfinite_gradient", []
-    if layers and min(layers) < loss.since_step:
+    # Of steps that a scaler skips the loss counts from the one at which they are too many.
+    if layers and context.incident.opened_step < loss.since_step:
         return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
     if any(near.rule == "explosion" for near in context.near):
         return "diverged", []

@@ -255,9 +255,12 @@ def test_known_facts_are_evidence():
 
 
 def test_nonfinite_says_what_was_first():
-    loss, gradient = fired(None, rule="nonfinite", since=500), fired(3, rule="nonfinite", since=490)
+    loss = fired(None, rule="nonfinite", step=500, since=500)
+    gradient = fired(3, rule="nonfinite", step=490, since=490)
     assert scene(loss).code == "nonfinite_loss"
-    assert scene(loss, gradient).code == "nonfinite_gradient"
+    assert scene(gradient, loss).code == "nonfinite_gradient"
+    skipped = fired(3, rule="nonfinite", step=500, since=490)
+    assert scene(skipped, loss).code == "nonfinite_loss"
     assert scene(gradient, dtype="float16").code == "fp16_overflow"
 
 
