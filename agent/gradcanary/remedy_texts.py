@@ -16,7 +16,7 @@ _NONFINITE = (
 _NONFINITE_LOSS = (
     "Look at the loss of the steps before. If it did not rise, look at the batch of that step, and find the operation, "
     "such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. "
-    "If it rose, clip gradients or change the optimizer's settings."
+    "If it rose, look at the optimizer's settings."
 )
 _WHOLE_MODEL = (
     "Print the size of the weights and the optimizer's settings before and after this step. If both are unchanged, "
@@ -121,8 +121,9 @@ CODE: Mapping[str, str] = {
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,
     "nonfinite_loss": _DETECT_ANOMALY,
+    "nonfinite": _DETECT_ANOMALY,
 }
-"""Lines for remedies that are the same in all frameworks; empty where nothing is to be typed."""
+"""Lines for frameworks without their own in ``WORDS``; empty where nothing is to be typed."""
 
 # Where a framework keeps the setting: the sentence that follows the general one, and the line to look at.
 WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -164,7 +165,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "model.enable_input_require_grads()",
         ),
         "accelerate": ("Run the prepared model, not the one before prepare().", "model = accelerator.prepare(model)"),
-        "lightning": ("toggle_optimizer and freeze() switch requires_grad off.", "self.untoggle_optimizer(optimizer)"),
+        "lightning": ("toggle_optimizer and freeze() switch requires_grad off.", _PRINT_LAYERS),
         "deepspeed": ("Read gradients as ZeRO holds them.", "deepspeed.utils.safe_get_full_grad(p)"),
         "fsdp": ("Freeze whole units or use fully_shard: mixed units need use_orig_params=True.", _PRINT_LAYERS),
         "peft": (
@@ -177,14 +178,8 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "nonfinite": {
-        "pytorch": ("", _DETECT_ANOMALY),
-        "transformers": ("", "TrainingArguments(max_grad_norm=1.0, debug='underflow_overflow')"),
-        "accelerate": ("", "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), 1.0)"),
-        "lightning": ("", "Trainer(detect_anomaly=True, gradient_clip_val=1.0)"),
-        "deepspeed": ("", '{"gradient_clipping": 1.0, "bf16": {"enabled": true}}'),
-        "fsdp": ("Clip over shards.", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
-        "peft": ("Keep adapter weights in float32.", _ADAPTERS),
-        "diffusers": ("The SDXL VAE overflows in float16.", "--mixed_precision=bf16 --max_grad_norm=1.0"),
+        "transformers": ("", "TrainingArguments(debug='underflow_overflow')"),
+        "lightning": ("", "Trainer(detect_anomaly=True)"),
     },
     "fp16": {
         "pytorch": (
@@ -217,7 +212,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "peft": (
             "A large lora_alpha multiplies the learning rate.",
-            "LoraConfig(r=..., lora_alpha=..., use_rslora=...)",
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         ),
         "diffusers": ("", "--max_grad_norm=1.0 --lr_warmup_steps=..."),
     },
