@@ -240,6 +240,20 @@ CAUSES: Mapping[str, Cause] = {
         "is over.",
         "standstill",
     ),
+    "exception": Cause(
+        "An exception that the script did not catch ended the training. The frames name the lines, the innermost "
+        "first.",
+        "exception",
+    ),
+    "exception_after_fault": Cause(
+        "An exception that the script did not catch ended the training. Gradients exploded, or values were NaN or "
+        "infinite, shortly before: the exception may be a consequence of that.",
+        "exception",
+    ),
+    "out_of_memory": Cause(
+        "The memory did not suffice for what this step allocated. The frames name the line that asked for it.",
+        "out_of_memory",
+    ),
     "nonfinite_gradient": Cause(
         "Gradients became NaN or infinite while the loss was finite: the backward of some operation overflows or "
         "divides by zero (sqrt or norm at zero, a mask full of -inf, float16).",

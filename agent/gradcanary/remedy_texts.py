@@ -309,21 +309,49 @@ _STANDSTILL = (
 
 _STACKS = "py-spy dump --pid PID   # on every rank"
 
-PROCESS_TEXTS: Mapping[str, str] = {"restart": _RESTART, "standstill": _STANDSTILL}
+_EXCEPTION = (
+    "Read the traceback at the end of the job's log; the first frame here is the last line of your own code in it. "
+    "Then start again from the last checkpoint under the same run name."
+)
+_OUT_OF_MEMORY = (
+    "Look at the sizes in the frames first: one long sample can be the reason. Smaller batches, shorter sequences or "
+    "smaller inputs take less memory, and so does activation checkpointing. If memory grew from step to step, "
+    "something keeps every step's graph: store loss.item(), not the loss."
+)
+
+PROCESS_TEXTS: Mapping[str, str] = {
+    "restart": _RESTART,
+    "standstill": _STANDSTILL,
+    "exception": _EXCEPTION,
+    "out_of_memory": _OUT_OF_MEMORY,
+}
+
+_RESUME: Mapping[str, tuple[str, str]] = {
+    "pytorch": ("", "model.load_state_dict(torch.load('last.pt')['model']); gradcanary.watch(run='NAME', step=...)"),
+    "transformers": ("", "trainer.train(resume_from_checkpoint=True)"),
+    "accelerate": ("", "accelerator.load_state('checkpoints/last')"),
+    "lightning": ("", "trainer.fit(model, ckpt_path='last')"),
+    "deepspeed": ("", "model_engine.load_checkpoint('checkpoints')"),
+    "fsdp": ("Each rank loads its shard.", "torch.distributed.checkpoint.load(state_dict, checkpoint_id='last')"),
+    "peft": ("", "PeftModel.from_pretrained(model, 'last-adapter', is_trainable=True)"),
+    "diffusers": ("", "--resume_from_checkpoint=latest"),
+}
 
 PROCESS_WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "restart": {
-        "pytorch": (
-            "",
-            "model.load_state_dict(torch.load('last.pt')['model']); gradcanary.watch(run='NAME', step=...)",
+    "restart": _RESUME,
+    "exception": _RESUME,
+    "out_of_memory": {
+        "pytorch": ("", "torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)"),
+        "transformers": ("", "TrainingArguments(per_device_train_batch_size=..., gradient_checkpointing=True)"),
+        "accelerate": (
+            "Accelerate can look for a batch size that fits.",
+            "@accelerate.utils.find_executable_batch_size(starting_batch_size=...)",
         ),
-        "transformers": ("", "trainer.train(resume_from_checkpoint=True)"),
-        "accelerate": ("", "accelerator.load_state('checkpoints/last')"),
-        "lightning": ("", "trainer.fit(model, ckpt_path='last')"),
-        "deepspeed": ("", "model_engine.load_checkpoint('checkpoints')"),
-        "fsdp": ("Each rank loads its shard.", "torch.distributed.checkpoint.load(state_dict, checkpoint_id='last')"),
-        "peft": ("", "PeftModel.from_pretrained(model, 'last-adapter', is_trainable=True)"),
-        "diffusers": ("", "--resume_from_checkpoint=latest"),
+        "lightning": ("", "torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)"),
+        "deepspeed": ("", '{"train_micro_batch_size_per_gpu": ..., "zero_optimization": {"stage": 2}}'),
+        "fsdp": ("", "apply_activation_checkpointing(model)   # before fully_shard()"),
+        "peft": ("", "model.gradient_checkpointing_enable()"),
+        "diffusers": ("", "--train_batch_size=... --gradient_checkpointing"),
     },
     "standstill": {
         "pytorch": ("A timeout ends a collective that hangs.", f"init_process_group(timeout=...)\n{_STACKS}"),

@@ -109,6 +109,10 @@ class Hooks:
         self.recorder.remove_hooks()
         self._layer_hooks.remove()
 
+    def is_training_here(self) -> bool:
+        """Return True if this thread ran the last pass or step, or made the watch."""
+        return self._thread == threading.get_ident()
+
     def is_training_elsewhere(self) -> bool:
         """Return True if another living thread ran the last pass or step, or made the watch."""
         return self._thread != threading.get_ident() and self._thread in sys._current_frames()  # noqa: SLF001 -- documented

@@ -108,11 +108,18 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
+    if context.incident.crash is not None:
+        others = _before_crash(context)
     nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*_jumps(context.incident.lr_jumps), *evidence, *nearby, *_facts(context)),
+        evidence=(
+            *_jumps(context.incident.lr_jumps),
+            *evidence,
+            *nearby,
+            *(_facts(context) if context.incident.crash is None else ()),
+        ),
         incidents=tuple(near.id for near in others),
     )
 
@@ -220,6 +227,25 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     return "nonfinite_loss", []
 
 
+def _crash(context: CauseContext) -> tuple[str, list[str]]:
+    crash = context.incident.crash
+    if crash is None:
+        return "exception", []
+    raised = [f"raised in {crash.frames[0]}"] if crash.frames else []
+    if crash.memory is not None:
+        return "out_of_memory", raised
+    return ("exception_after_fault" if _before_crash(context) else "exception"), raised
+
+
+def _before_crash(context: CauseContext) -> list[NearbyIncident]:
+    """Return the incidents that may have led to the exception: non-finite or exploding values shortly before it."""
+    incident = context.incident
+    if incident.crash is None or incident.crash.memory is not None:
+        return []
+    first = incident.opened_step - NEAR_STEPS
+    return [near for near in context.near if near.rule in ("nonfinite", "explosion") and near.opened_step >= first]
+
+
 def _vanished(context: CauseContext) -> tuple[str, list[str]]:
     members = context.members.values()
     kinds = {member.evidence for member in members if member.until_step is None or not context.incident.firing}
@@ -253,4 +279,4 @@ def _facts(context: CauseContext) -> list[str]:
     return [fact.text for fact in context.facts if not fact.layers or names & set(fact.layers)][:MAX_FACTS]
 
 
-_SEARCHED = {"nonfinite": _nonfinite, "vanished": _vanished}
+_SEARCHED = {"nonfinite": _nonfinite, "vanished": _vanished, "crash": _crash}

@@ -125,6 +125,7 @@ def _nearby(connection: Connection, row: RowMapping) -> tuple[NearbyIncident, ..
         incident.c.run_id == row["run_id"],
         incident.c.incident_id != row["incident_id"],
         incident.c.opened_step <= row["opened_step"],
+        incident.c.rule != "crash",
         or_(incident.c.state == "open", and_(recent, incident.c.launch_no == row["launch_no"])),
     )
     others = connection.execute(query.order_by(incident.c.incident_id))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
+from gradcanary.wire import Crash
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
@@ -28,6 +29,9 @@ SHOWN = 3
 """Groups of layers that a sentence names; the others are counted."""
 
 MAX_GROUPS = 20
+MAX_MESSAGE = 100
+"""Characters of the message of an exception in a headline."""
+
 MAX_WORDS = 80
 """Characters of one group in a sentence: names may have 500."""
 
@@ -129,8 +133,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
     ("stalled", "no_step"): Words("no new step since its start", _NO_STEP),
+    ("crash", "exception"): Words("{error} {where}{start}", "{error} {where} ended the training{message}"),
+    ("crash", "memory"): Words("{memory} {where}{peak}", "{memory} {where}{peak} ended the training: {error}{message}"),
 }
-"""By rule and evidence; nonfinite by loss and layers, scale_drop by severity.
+"""By rule and evidence; nonfinite by loss and layers, scale_drop by severity, crash by the kind of exception.
 
 ``began`` is the first step of the incident, ``since`` that of this kind of evidence: the smallest ``since_step``
 (when it began), not ``opened_step`` (when it was certain).
@@ -215,6 +221,20 @@ def format_number(value: float | None) -> str:
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
+def format_bytes(size: int) -> str:
+    """Return bytes in the largest unit of which there is at least one: 72.8 GiB, 412 MiB."""
+    units = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+    power, name = next((each for each in units if size >= 2 ** each[0]), units[-1])
+    number = size / 2**power
+    decimals = max(3 - len(str(int(number))), 0) if power else 0
+    return f"{number:.{decimals}f} {name}"
+
+
+def truncate(text: str, length: int) -> str:
+    """Return at most ``length`` characters, without the end."""
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
+
+
 def truncate_middle(text: str, length: int) -> str:
     """Return at most ``length`` characters, without the middle."""
     half = (length - 1) // 2
@@ -232,6 +252,8 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
         return {None if None not in members else "both" if layers else "loss": layers}
     if incident.rule == "scale_drop":
         return {incident.severity: []}
+    if incident.crash is not None:
+        return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:
         return {member.evidence: [] for member in members.values()}
     by_kind = {kind: [layer for layer in layers if members[layer].evidence == kind] for kind in EVIDENCE}
@@ -258,12 +280,27 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "zeros": "exact zeros" if value == 0 else "none",
         "fall": "to exactly zero" if value is None else f"by {value:.1f} decades",
     }
+    if incident.crash is not None:
+        fields |= _crash_fields(incident.crash, next(iter(members)), incident.opened_step)
     if incident.rule in ABSENCE_RULES:
         # The value is the time without a request or a step, in seconds.
         noticed = incident.opened if incident.reopened_at is None else incident.reopened_at
         moment = datetime.fromtimestamp(noticed - (value or 0.0), tz=timezone.utc)
         fields["moment"] = f"{moment:%Y-%m-%d %H:%M} UTC"
     return fields
+
+
+def _crash_fields(crash: Crash, member: Member, step: int) -> dict[str, str]:
+    at = "before the first step" if member.evidence == "no_step" else f"at step {format_step(step)}"
+    message = crash.message.rstrip(".")
+    return {
+        "error": crash.type,
+        "where": at if member.rank is None else f"in rank {member.rank} {at}",
+        "message": f": {message}" if message else "",
+        "start": f": {truncate(message, MAX_MESSAGE)}" if message else "",
+        "memory": "out of memory" if crash.memory in (None, "cpu") else f"{crash.memory.upper()} out of memory",
+        "peak": "" if crash.peak_bytes is None else f" (peak {format_bytes(crash.peak_bytes)})",
+    }
 
 
 def _typical(members: Collection[Member], attribute: str) -> float | None:
@@ -273,6 +310,8 @@ def _typical(members: Collection[Member], attribute: str) -> float | None:
 
 
 def _ending(incident: Incident) -> str:
+    if incident.rule == "crash":
+        return " Another launch went on." if incident.resolution == "resumed" else ""
     if incident.state == "open":
         is_partial = incident.ever_firing > incident.firing > 0
         have = _agreement(incident.firing)["have"]

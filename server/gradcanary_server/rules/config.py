@@ -230,6 +230,11 @@ class Stalled(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class Crash(Section):
+    """An exception that ended the training, as the agent reports it with the end of a process."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class Grace:
     """Steps of a launch in which falls are not looked for: ``steps``, and while lr rises at most ``max_steps``."""
 
@@ -307,6 +312,7 @@ class Rules:
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
+    crash: Crash = field(default_factory=Crash)
     grace: Grace = field(default_factory=Grace)
     layers: tuple[LayerRule, ...] = ()
     pace: Pace = field(default_factory=Pace)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradcanary import wire
-from gradcanary.wire import Accumulator, Fact
+from gradcanary.wire import Accumulator, Crash, Fact
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -125,7 +125,7 @@ class Transition:
 
     ``step`` is the observation that decided it, ``since_step`` the first bad observation of that count; ``value``,
     ``baseline`` and ``siblings`` are its evidence, None where the rule has none. ``jumps`` are the jumps of learning
-    rates shortly before.
+    rates shortly before; ``crash`` is the exception of the rule crash, in the process ``rank``.
     """
 
     step: int
@@ -140,6 +140,8 @@ class Transition:
     evidence: Evidence | None = None
     resolution: Resolution | None = None
     jumps: tuple[Jump, ...] = ()
+    crash: Crash | None = None
+    rank: int | None = None
 
 
 def layer_array(dtype: DTypeLike, unseen: float = 0, *, is_table: bool = False) -> Any:  # noqa: ANN401 -- as dataclasses.field
