@@ -26,6 +26,7 @@ rules:
   clip_before_unscale: {}
   silent: {after_s: 300, intervals: 10}
   stalled: {after_s: 1800, steps: 20, pause_factor: 2}
+  crash: {}
 grace: {steps: 50, max_steps: 1000}
 layers:
   - match: '\.k_proj\.bias$'
