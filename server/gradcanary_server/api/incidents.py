@@ -405,7 +405,7 @@ def _summary(
     return select_keys(IncidentSummary, {**vars(record), **computed})
 
 
-def _crash(detail: IncidentDetail) -> CrashShape | None:
+def _crash(detail: IncidentDetail) -> Json | None:
     crash = detail.incident.crash
     rank = next((member.rank for member in detail.members.values()), None)
     return None if crash is None else select_keys(CrashShape, {**vars(crash), "rank": rank})

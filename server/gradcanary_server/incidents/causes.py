@@ -242,7 +242,7 @@ def _before_crash(context: CauseContext) -> list[NearbyIncident]:
     incident = context.incident
     if incident.crash is None or incident.crash.memory is not None:
         return []
-    first = incident.opened_step - NEAR_STEPS
+    first = incident.since_step - NEAR_STEPS
     return [near for near in context.near if near.rule in ("nonfinite", "explosion") and near.opened_step >= first]
 
 

@@ -131,7 +131,7 @@ class IncidentCase:
         self.incident = replace(
             self.incident,
             severity=_higher(self.incident.severity, change.severity),
-            since_step=min(self.incident.since_step, change.since_step),
+            since_step=min(self.incident.since_step, change.since_step) if change.crash is None else change.since_step,
             firing=self.incident.firing + (is_layer and not is_firing),
             ever_firing=self.incident.ever_firing + (is_layer and before is None),
             crash=change.crash or self.incident.crash,

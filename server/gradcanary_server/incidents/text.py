@@ -281,7 +281,7 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "fall": "to exactly zero" if value is None else f"by {value:.1f} decades",
     }
     if incident.crash is not None:
-        fields |= _crash_fields(incident.crash, next(iter(members)), incident.opened_step)
+        fields |= _crash_fields(incident.crash, next(iter(members)))
     if incident.rule in ABSENCE_RULES:
         # The value is the time without a request or a step, in seconds.
         noticed = incident.opened if incident.reopened_at is None else incident.reopened_at
@@ -290,8 +290,8 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     return fields
 
 
-def _crash_fields(crash: Crash, member: Member, step: int) -> dict[str, str]:
-    at = "before the first step" if member.evidence == "no_step" else f"at step {format_step(step)}"
+def _crash_fields(crash: Crash, member: Member) -> dict[str, str]:
+    at = "before the first step" if member.evidence == "no_step" else f"at step {format_step(member.since_step)}"
     message = crash.message.rstrip(".")
     return {
         "error": crash.type,
