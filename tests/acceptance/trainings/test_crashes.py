@@ -12,6 +12,7 @@ import pytest
 from support.agent.launched import NOBODY, Workplace
 from support.agent.spooled_trainings import synced
 from support.collectors import Collector
+from support.waiting import eventually
 
 STEPS = """
 import os, signal, sys
@@ -51,12 +52,15 @@ def crashes(workplace: Workplace) -> list[dict[str, Any]]:
 
 def test_an_exception_in_the_loop_is_a_crash_with_the_scripts_own_traceback(workplace: Workplace) -> None:
     script = STEPS + "steps(3)\nfail()\n"
+    lines = script.splitlines()
     workplace.write("job.py", script)
     ended = workplace.launch("job.py", status=1)
     assert "ValueError: bad batch of" in ended.stderr
     (found,) = crashes(workplace)
-    line = script.splitlines().index("fail()") + 1
-    assert found["crash"]["frames"] == [f"job.py:{line - 4} in fail", f"job.py:{line} in <module>"]
+    raised, called = (
+        1 + next(at for at, line in enumerate(lines) if line.startswith(word)) for word in ("def f", "fail")
+    )
+    assert found["crash"]["frames"] == [f"job.py:{raised + 1} in fail", f"job.py:{called} in <module>"]
     assert found["crash"]["message"] == "bad batch of ~/data, api_key=***"
     assert (found["crash"]["type"], found["crash"]["rank"], found["crash"]["memory"]) == ("ValueError", None, None)
     assert (found["severity"], found["resolution"], found["since_step"]) == ("critical", "run_finished", 3)
@@ -91,6 +95,7 @@ def test_a_scheduler_that_kills_leaves_no_crash(workplace: Workplace) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        eventually(workplace.is_stored)
         process.terminate()
         assert process.wait(30) == -signal.SIGTERM
     assert crashes(workplace) == []
