@@ -57,10 +57,9 @@ def test_an_exception_in_the_loop_is_a_crash_with_the_scripts_own_traceback(work
     ended = workplace.launch("job.py", status=1)
     assert "ValueError: bad batch of" in ended.stderr
     (found,) = crashes(workplace)
-    raised, called = (
-        1 + next(at for at, line in enumerate(lines) if line.startswith(word)) for word in ("def f", "fail")
-    )
-    assert found["crash"]["frames"] == [f"job.py:{raised + 1} in fail", f"job.py:{called} in <module>"]
+    called = lines.index("fail()") + 1
+    raised = lines.index("def fail():") + 2
+    assert found["crash"]["frames"] == [f"job.py:{raised} in fail", f"job.py:{called} in <module>"]
     assert found["crash"]["message"] == "bad batch of ~/data, api_key=***"
     assert (found["crash"]["type"], found["crash"]["rank"], found["crash"]["memory"]) == ("ValueError", None, None)
     assert (found["severity"], found["resolution"], found["since_step"]) == ("critical", "run_finished", 3)
