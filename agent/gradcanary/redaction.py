@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
-MOST_READ = 20_000
-"""Characters of a text that are looked at; the rest is dropped."""
+MOST_READ = 4_000
+"""Characters of a text that are looked at; its middle is dropped: a search in a text of any length would keep the
+interpreter from the training."""
 
 _URL = re.compile(
     r"\b([a-z][a-z0-9+.-]*://)(?:[^\s/@'\"]*@)?([^\s/?#'\"]*)([^\s?#'\"]*)(?:[?#][^\s'\"]*)?", re.IGNORECASE
@@ -30,13 +31,19 @@ _HOME = re.compile(r"(?i)/(?:home|Users)/[^/\s'\":]+|\b[a-z]:\\Users\\[^\\\s'\":
 
 def redact(text: str, home: str | None = None) -> str:
     """Return a text without credentials, addresses' queries, values of secrets, kinds of tokens, and home folders."""
-    text = text[:MOST_READ]
+    if len(text) > MOST_READ:
+        text = f"{text[: MOST_READ // 2]} … {text[-MOST_READ // 2 :]}"
     if home and len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+    return _HOME.sub("~", hide_secrets(text, _PAIR))
+
+
+def hide_secrets(text: str, pair: re.Pattern[str]) -> str:
+    """Return a text with ``***`` for each secret; ``pair`` matches a name, its first group, and its secret value."""
     text = _URL.sub(_without_secrets, text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    text = _PAIR.sub(rf"\1{HIDDEN}", text)
-    return _HOME.sub("~", _LOOKS_SECRET.sub(HIDDEN, text))
+    text = pair.sub(rf"\1{HIDDEN}", text)
+    return _LOOKS_SECRET.sub(HIDDEN, text)
 
 
 def _without_secrets(url: re.Match[str]) -> str:

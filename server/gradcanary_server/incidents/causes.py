@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
-from gradcanary.wire import Fact
+from gradcanary.wire import Crash, Fact
 from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.types import Jump
@@ -106,22 +106,17 @@ def needs_all_layers(rule: str, members: Iterable[Member]) -> bool:
 
 def likely_cause(context: CauseContext) -> LikelyCause:
     """Return the likely cause of an incident with its evidence."""
+    if context.incident.crash is not None:
+        return _crash_cause(context, context.incident.crash)
     code, evidence = _cause(context)
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
-    if context.incident.crash is not None:
-        others = _before_crash(context)
     nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(
-            *_jumps(context.incident.lr_jumps),
-            *evidence,
-            *nearby,
-            *(_facts(context) if context.incident.crash is None else ()),
-        ),
+        evidence=(*_jumps(context.incident.lr_jumps), *evidence, *nearby, *_facts(context)),
         incidents=tuple(near.id for near in others),
     )
 
@@ -232,22 +227,20 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     return ("sudden_nonfinite_loss" if loss.evidence == "loss_steady" else "nonfinite_loss"), []
 
 
-def _crash(context: CauseContext) -> tuple[str, list[str]]:
-    crash = context.incident.crash
-    if crash is None:
-        return "exception", []
+def _crash_cause(context: CauseContext, crash: Crash) -> LikelyCause:
+    """Return the cause of a crash: settings and facts of the run are none."""
     raised = [f"raised in {crash.frames[0]}"] if crash.frames else []
-    if crash.memory is not None:
-        return "out_of_memory", raised
-    return ("exception_after_fault" if _before_crash(context) else "exception"), raised
+    others = _before_crash(context, crash)
+    code = "out_of_memory" if crash.memory is not None else "exception_after_fault" if others else "exception"
+    nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
+    return LikelyCause(code, CAUSES[code].text, (*raised, *nearby), tuple(near.id for near in others))
 
 
-def _before_crash(context: CauseContext) -> list[NearbyIncident]:
+def _before_crash(context: CauseContext, crash: Crash) -> list[NearbyIncident]:
     """Return the incidents that may have led to the exception: non-finite or exploding values shortly before it."""
-    incident = context.incident
-    if incident.crash is None or incident.crash.memory is not None:
+    if crash.memory is not None:
         return []
-    first = incident.since_step - NEAR_STEPS
+    first = context.incident.since_step - NEAR_STEPS
     return [near for near in context.near if near.rule in ("nonfinite", "explosion") and near.opened_step >= first]
 
 
@@ -293,4 +286,4 @@ def _facts(context: CauseContext) -> list[str]:
     return [fact.text for fact in context.facts if not fact.layers or names & set(fact.layers)][:MAX_FACTS]
 
 
-_SEARCHED = {"nonfinite": _nonfinite, "unused": _unused, "vanished": _vanished, "crash": _crash}
+_SEARCHED = {"nonfinite": _nonfinite, "unused": _unused, "vanished": _vanished}

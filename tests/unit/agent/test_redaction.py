@@ -46,3 +46,10 @@ def test_ordinary_messages_stay_as_they_are(text: str) -> None:
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_token_is_hidden_wherever_it_stands(before: str, after: str) -> None:
     assert TOKEN not in redact(f"{before} {TOKEN} {after}")
+
+
+def test_long_text_keeps_its_ends() -> None:
+    found = redact("first " + "-a" * 100_000 + f" last of {TOKEN}")
+    assert found.startswith("first ")
+    assert found.endswith(f"last of {HIDDEN}")
+    assert len(found) < 5_000
