@@ -200,6 +200,12 @@ CAUSES: Mapping[str, Cause] = {
         "must grow when they shrink.",
         "fp16_scaling",
     ),
+    "in_no_optimizer": Cause(
+        "These parameters are trainable and receive gradients, and no optimizer holds them, so they never change. "
+        "Either the optimizer was made before they were, as where a module was replaced later, or it was given other "
+        "parameters.",
+        "optimizer_parameters",
+    ),
     "scaled_clip": Cause(
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
         "loss may still look fine, because it divides by the size of gradients.",

@@ -31,6 +31,11 @@ _FACTOR = (
     "Print which parameters are zero and which ones the optimizer holds. Give the optimizer those that should train, "
     "or initialise them with other values than zero."
 )
+_OPTIMIZER_PARAMETERS = (
+    "Give these parameters to an optimizer: make it when the model is complete, of all parameters that should train, "
+    "or add them with add_param_group. If they should stay as they are, freeze them: their gradients cost time and "
+    "memory."
+)
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
@@ -52,6 +57,10 @@ _PRINT_HELD = (
     "for n, p in model.named_parameters(): print(n, id(p) in held, float(p.detach().abs().max()))"
 )
 _PRINT_TRAINABLE = "for n, p in model.named_parameters(): print(n, p.requires_grad)"
+_PRINT_UNHELD = (
+    "held = {id(p) for g in optimizer.param_groups for p in g['params']}\n"
+    "print([n for n, p in model.named_parameters() if id(p) not in held])"
+)
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
@@ -85,6 +94,7 @@ TEXTS: Mapping[str, str] = {
     "whole_model": _WHOLE_MODEL,
     "depth": _DEPTH,
     "factor": _FACTOR,
+    "optimizer_parameters": _OPTIMIZER_PARAMETERS,
     "converged": _CONVERGED,
     "meant": _MEANT,
     "diverging": _DIVERGING,
@@ -103,6 +113,7 @@ CODE: Mapping[str, str] = {
     "whole_model": _PRINT_SETTINGS,
     "depth": _PRINT_GRADIENTS,
     "factor": _PRINT_HELD,
+    "optimizer_parameters": _PRINT_UNHELD,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

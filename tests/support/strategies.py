@@ -101,6 +101,7 @@ SAID = (
     wire.Fact("bf16_weights_lr", "", (lora(3)[4].name,)),
     wire.Fact("fp16_without_scaler", "", ()),
     wire.Fact("clip_before_unscale", "", ()),
+    wire.Fact("not_optimized", "", (lora(3)[2].name,)),
 )
 
 launches = st.builds(

@@ -44,6 +44,7 @@ _CODES = {
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
+    "not_optimized": {DEFAULT: "in_no_optimizer"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }

@@ -122,6 +122,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} clipped before unscaling at step {began}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen at step {since}",
     ),
+    ("not_optimized", None): Words(
+        "{count} in no optimizer at step {began}",
+        "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen at step {since}",
+    ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}and the loss came down with them"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}further than the loss explains, or the loss is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}while the loss did not fall"),
@@ -138,8 +142,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
 
 UNKNOWN = Words("{count} fired at step {began}", "{layers} fired at step {since}")
 
-_SINGULAR = ("is", "was", "has", "its", "it")
-_PLURAL = ("are", "were", "have", "their", "them")
+_SINGULAR = ("is", "was", "has", "its", "it", "it", "receives", "changes")
+_PLURAL = ("are", "were", "have", "their", "them", "they", "receive", "change")
 
 ENDS = {
     "recovered": "Recovered{at}.",
@@ -291,8 +295,7 @@ def _count(layers: int, total: int) -> str:
 
 def _agreement(layers: int) -> dict[str, str]:
     """Return the fields of words that agree with a number of layers."""
-    are, were, have, their, them = _SINGULAR if layers == 1 else _PLURAL
-    return {"are": are, "were": were, "have": have, "their": their, "them": them}
+    return dict(zip(_PLURAL, _SINGULAR if layers == 1 else _PLURAL, strict=True))
 
 
 def _words(pattern: Pattern) -> str:

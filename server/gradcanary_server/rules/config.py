@@ -208,6 +208,11 @@ class ClipBeforeUnscale(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class NotOptimized(Section):
+    """Trainable parameters that receive gradients and that no optimizer holds: they never change."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class Silent(Section):
     """A run without requests and without an end: it was killed, or cannot reach the collector."""
 
@@ -268,6 +273,7 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "accumulator": ("notify",),
     "frozen": ("notify", "least_lr_share"),
     "fp16_underflow": ("notify",),
+    "not_optimized": ("notify",),
 }
 """Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
 about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
@@ -287,6 +293,7 @@ class LayerRule:
     accumulator: Accumulator | None = None
     frozen: Frozen | None = None
     fp16_underflow: Fp16Underflow | None = None
+    not_optimized: NotOptimized | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -305,6 +312,7 @@ class Rules:
     frozen: Frozen = field(default_factory=Frozen)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    not_optimized: NotOptimized = field(default_factory=NotOptimized)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
     grace: Grace = field(default_factory=Grace)

@@ -87,6 +87,7 @@ class LayerRules:
     accumulator: LayerThresholds
     frozen: LayerThresholds
     fp16_underflow: LayerThresholds
+    not_optimized: LayerThresholds
 
     @cached_property
     def enter_level(self) -> Floats:

@@ -21,7 +21,7 @@ from gradcanary.wire import Accumulator, Fact
 from gradcanary_server.rules import signals
 from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE, Vote
 from gradcanary_server.rules.steps import Context, Detector, Sample, Span, Step, any_layer, first_true
-from gradcanary_server.rules.types import Ints, LayerArrays, Mask, Votes, layer_array
+from gradcanary_server.rules.types import Ints, LayerArrays, LayerFacts, Mask, Votes, layer_array
 from gradcanary_server.rules.warmup import find_learning
 
 ONE_OBSERVATION = np.array(1)
@@ -75,9 +75,14 @@ def predicted_loss(micro_steps: int) -> float:
 _FORECASTS = ("bf16_weights_lr", "fp16_weights_lr", "bf16_moments", "fp16_moments")
 
 
-def fingerprint(facts: Iterable[Fact]) -> int:
-    """Return a checksum of the facts that agents reported, 0 = no facts."""
-    values = [(fact.code, fact.layers) for fact in facts]
+_UNHELD = "not_optimized"
+
+
+def fingerprint(facts: Iterable[Fact], layers: Iterable[LayerFacts] = ()) -> int:
+    """Return a checksum of the facts that agents reported, and of what they depend on; 0 = no facts."""
+    values: list[object] = [(fact.code, fact.layers) for fact in facts]
+    if any(fact.code == _UNHELD for fact in facts):
+        values += [layer.name for layer in layers if layer.group is None]
     return crc32(repr(values).encode()) if values else 0
 
 
@@ -97,7 +102,7 @@ class StaticFindings(Detector):
 
     def learn(self, records: tuple[Accumulator, ...]) -> None:
         """Apply change records and new facts from the next step on."""
-        facts = fingerprint(self.context.launch.facts)
+        facts = fingerprint(self.context.launch.facts, self.context.launch.layers)
         self.is_due = bool(records) or facts != self.state.progress.facts
         if self.is_due:
             self.state.precision.learn(self.config.columns, records)
@@ -137,7 +142,13 @@ class StaticFindings(Detector):
             signals.FORECAST: self._has_fact(*_FORECASTS) & config.frozen.enabled,
             signals.NO_SCALER: self._has_fact("fp16_without_scaler") & config.fp16_underflow.enabled,
             signals.CLIPPED_SCALED: self._has_fact("clip_before_unscale") & clip_enabled,
+            signals.NOT_OPTIMIZED: self._in_no_optimizer() & config.not_optimized.enabled,
         }
+
+    def _in_no_optimizer(self) -> Mask:
+        """Return the layers that were reported to be in no optimizer, and that none has taken since."""
+        is_unheld: Mask = self._has_fact(_UNHELD) & (self.config.group < 0) & (self.config.groups > 0)
+        return is_unheld
 
     def _has_fact(self, *codes: str) -> Mask:
         """Return the layers of facts with one of these codes; a fact without layers is about all."""

@@ -38,7 +38,10 @@ WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
 MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
 """Signals that fire until the layer has a gradient again."""
 
-LAYER_SIGNALS = 22
+NOT_OPTIMIZED = 22
+"""A static finding, too."""
+
+LAYER_SIGNALS = 23
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -89,6 +92,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
+    "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),
 }
 """The signals of each rule in rising order of severity; the last one that fires gives the evidence."""
 

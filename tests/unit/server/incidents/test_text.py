@@ -113,6 +113,7 @@ def test_nonfinite_names_loss_and_gradients():
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50% exact zeros"),
         ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95% exact zeros"),
         ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
+        ("not_optimized", None, None, "in no optimizer", "it receives gradients and never changes"),
     ],
 )
 def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
@@ -281,6 +282,7 @@ def test_nonfinite_says_what_was_first():
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
         ("clip_before_unscale", None, "warning", None, "scaled_clip"),
+        ("not_optimized", None, "warning", None, "in_no_optimizer"),
     ],
 )
 def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):

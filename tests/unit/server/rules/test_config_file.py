@@ -24,6 +24,7 @@ rules:
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
+  not_optimized: {}
   silent: {after_s: 300, intervals: 10}
   stalled: {after_s: 1800, steps: 20, pause_factor: 2}
 grace: {steps: 50, max_steps: 1000}

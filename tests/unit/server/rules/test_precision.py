@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradcanary import wire
-from gradcanary_server.rules.config import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, Rules
+from gradcanary_server.rules.config import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, NotOptimized, Rules
 from gradcanary_server.rules.precision import predicted_loss
 from support.traces import Trace, fired, healthy, launch, lora, run
 
@@ -140,6 +142,30 @@ def test_facts_of_the_agent_warn_from_the_next_step(code, rule, evidence):
     assert told(changes) == [(rule, 7, "fired", 100, "warning", evidence)]
 
 
+def grouped(owners):
+    """Return layers with these parameter groups."""
+    return tuple(replace(layer, group=owner) for layer, owner in zip(lora(), owners, strict=True))
+
+
+@given(
+    owners=st.lists(st.sampled_from([None, None, 0, 1]), min_size=16, max_size=16),
+    later=st.lists(st.sampled_from([None, 0, 1]), min_size=16, max_size=16),
+    named=st.sets(st.integers(0, 15)),
+)
+def test_a_layer_is_not_optimized_while_it_is_reported_and_in_no_group(owners, later, named):
+    facts = (wire.Fact("not_optimized", "", tuple(lora()[layer].name for layer in sorted(named))),)
+    expected, expected_later = (
+        {layer for layer in named or range(16) if groups[layer] is None} if any(g is not None for g in groups) else set()
+        for groups in (owners, later)
+    )
+    state, changes = run(Trace(healthy(3)), launch(grouped(owners), facts=facts))
+    assert set(fired(changes, "not_optimized")) == expected
+    _, changes = run(Trace(healthy(3), first=3), launch(grouped(later), facts=facts), state=state)
+    found = [change for change in changes if change.rule == "not_optimized"]
+    assert {change.layer for change in found if change.kind == "resolved"} == expected - expected_later
+    assert {change.layer for change in found if change.kind == "fired"} == expected_later - expected
+
+
 def test_a_finding_without_layers_is_about_all():
     _, changes = run(Trace(healthy(2)), launch(facts=(wire.Fact("fp16_without_scaler", "", ()),)))
     assert len(fired(changes, "fp16_underflow")) == 16
@@ -152,8 +178,9 @@ def test_rules_that_are_off_say_nothing():
         frozen=Frozen(**off),
         fp16_underflow=Fp16Underflow(**off),
         clip_before_unscale=ClipBeforeUnscale(**off),
+        not_optimized=NotOptimized(**off),
     )
-    codes = ("bf16_weights_lr", "fp16_without_scaler", "dead_config_key", "clip_before_unscale")
+    codes = ("bf16_weights_lr", "fp16_without_scaler", "dead_config_key", "clip_before_unscale", "not_optimized")
     facts = tuple(wire.Fact(code, "", ()) for code in codes)
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, values=measured("frozen_fraction", {100: 0.95}))
     assert run(trace, launch(facts=facts), rules)[1] == ()
