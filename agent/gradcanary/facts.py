@@ -106,8 +106,10 @@ NO_SCALER = wire.Fact(
 
 def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     """Return the fact that parameters receive gradients and are in no optimizer."""
-    count = f"{len(names):,} trainable parameter{' receives' if len(names) == 1 else 's receive'}"
-    text = f"At step {step:,}, {count} gradients, and no optimizer held {'it' if len(names) == 1 else 'them'}."
+    count, them = (
+        ("1 trainable parameter", "it") if len(names) == 1 else (f"{len(names):,} trainable parameters", "them")
+    )
+    text = f"At step {step:,}, {count} received gradients, and no optimizer held {them}."
     return wire.Fact("not_optimized", text, tuple(names))
 
 

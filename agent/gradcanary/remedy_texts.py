@@ -85,6 +85,12 @@ _FP32_WEIGHTS = (
     "Print the norm of the gradients right before optimizer.step(): if it is close to zero, find out why first. "
     "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
 )
+_CLIP_LIMIT = (
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
+    "limit, raise the limit. If the limit is right, keep float32 master weights under autocast, or use an optimizer "
+    "that rounds stochastically."
+)
+_FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
@@ -105,6 +111,8 @@ TEXTS: Mapping[str, str] = {
     "unused": _UNUSED,
     "fp32_sum": _FP32_SUM,
     "fp32_weights": _FP32_WEIGHTS,
+    "fp32_moments": _FP32_MOMENTS,
+    "clip_limit": _CLIP_LIMIT,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
 }
@@ -114,6 +122,8 @@ CODE: Mapping[str, str] = {
     "depth": _PRINT_GRADIENTS,
     "factor": _PRINT_HELD,
     "optimizer_parameters": _PRINT_UNHELD,
+    "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
+    "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

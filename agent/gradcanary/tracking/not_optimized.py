@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,13 @@ MOST_HOOKS, MOST_COPIES, ELEMENTS = 2000, 64, 1024
 """Parameters with a hook, copies of them, and elements of a copy, at most."""
 
 
+class Arrival(Protocol):
+    """An event after a copy, as ``torch.cuda.Event``."""
+
+    def query(self) -> bool:
+        """Return True if it has happened, without waiting."""
+
+
 @dataclass
 class _Candidate:
     """A parameter that no optimizer holds; ``passes`` are the backward passes in which it received a gradient."""
@@ -61,7 +68,7 @@ class NotOptimized:
         self._next: Callable[[Sequence[torch.optim.Optimizer], nn.Module | None], None] = self._search
         self._due: float = float("inf")
         self._passes: set[int] = set()
-        self._arrivals: list[tuple[Tensor, torch.cuda.Event | None]] = []
+        self._arrivals: list[tuple[Tensor, Arrival | None]] = []
 
     def restart(self) -> None:
         """Begin again: other optimizers are followed, or other layers."""
@@ -109,7 +116,8 @@ class NotOptimized:
         """Hook the parameters that no optimizer holds. Beside shards others may be unsharded just now."""
         layers = self._recorder.layers
         if layers is None or layers.has_shards:
-            return self.stop()
+            self.stop()
+            return
         known = {id(reference()) for each in self.found if (reference := each.reference)() is not None}
         unheld = unheld_parameters(optimizers, model)
         chosen = [each for each in unheld if id(each.reference()) not in known and self._is_examined(each)]
@@ -159,7 +167,7 @@ class NotOptimized:
 
     def _decide(self, *_: object) -> None:
         """Report the parameters if all that were compared stand still."""
-        if not all(event is None or event.query() for _, event in self._arrivals):
+        if not all(arrival is None or arrival.query() for _, arrival in self._arrivals):
             self._plan(self._decide, 1)
             return
         flags = [flag for values, _ in self._arrivals for flag in values.tolist()]
@@ -181,11 +189,9 @@ def _elements(parameter: Tensor | None, *, is_copy: bool) -> Tensor | None:
         return part.clone() if part is not None and is_copy else part
 
 
-def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def _to_host(values: Tensor) -> tuple[Tensor, Arrival | None]:
     """Return a copy on the host, and the event of its arrival; nothing waits for it."""
     if values.device.type in HOST_DEVICES:
         return values, None
-    with torch.cuda.device(values.device):
-        copy, event = values.to("cpu", non_blocking=True), torch.cuda.Event()
-        event.record()
-    return copy, event
+    copy = values.to("cpu", non_blocking=True)
+    return copy, torch.cuda.current_stream(values.device).record_event()

@@ -54,6 +54,8 @@ _IDLE = "{count} without a gradient at step {began}"
 _NEVER = "{layers} {are} trainable and never had a gradient since step {since}"
 _SUMMED = "{count} summed in low precision at step {began}"
 _STILL = "{count} with weights that stand still at step {began}"
+_IN_VAIN = "{count} trained in vain since step {began}"
+_VAIN = "{layers} {are} trained in vain: {share} of {their} weights did not change {when}, and the loss did not fall"
 _TO_ZERO = "{count} with float16 gradients that go to zero at step {began}"
 _ZEROS = "{layers} {have} {share} exact zeros in float16 gradients that had fewer before, since step {since}"
 
@@ -103,15 +105,13 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("accumulator", "declared"): Words(
         _SUMMED, "{layers} {are} summed in another dtype than the configuration asks for, seen at step {since}"
     ),
-    ("frozen", "forecast"): Words(
-        "{count} too coarse for small updates at step {began}",
-        "{layers} {have} weights or optimizer states too coarse for small updates, seen at step {since}",
-    ),
-    ("frozen", "measured"): Words(
-        _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, at step {since}"
-    ),
-    ("frozen", "stopped"): Words(
-        _STILL, "{layers} moved, and now {share} of {their} weights did not in fifty steps or more, at step {since}"
+    ("frozen", "measured"): Words(_STILL, "{layers} {have} weights of which {share} did not change {when}"),
+    ("frozen", "stopped"): Words(_STILL, "{layers} moved before, and {share} of {their} weights did not change {when}"),
+    ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
+    ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
+    ("second_moments", None): Words(
+        "{count} with second moments that cannot decay at step {began}",
+        "{layers} {have} second moments in low precision that rise and cannot decay, seen at step {since}",
     ),
     ("fp16_underflow", "no_scaler"): Words(
         _TO_ZERO, "{layers} {have} gradients in float16 without a GradScaler, seen at step {since}"
@@ -260,6 +260,7 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "share": "most" if value is None else f"{value:.0%}",
         "none_or_zeros": "only gradients of exactly zero" if value == 0 else "no gradient",
         "zeros": "exact zeros" if value == 0 else "none",
+        "when": _when(incident, members),
         "fall": "to exactly zero" if value is None else f"by {value:.1f} decades",
     }
     if incident.rule in ABSENCE_RULES:
@@ -268,6 +269,18 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         moment = datetime.fromtimestamp(noticed - (value or 0.0), tz=timezone.utc)
         fields["moment"] = f"{moment:%Y-%m-%d %H:%M} UTC"
     return fields
+
+
+def _when(incident: Incident, members: Collection[Member]) -> str:
+    """Return the steps between which weights stood still; layers are measured in turns, over equal spans."""
+    first, last = (pick(member.since_step for member in members) for pick in (min, max))
+    span = 0 if incident.reopened else incident.opened_step - incident.since_step
+    if not span:
+        return f"since step {format_step(first)}"
+    if first == last:
+        return f"between step {format_step(first)} and {format_step(first + span)}"
+    steps = f"{format_step(first)} to {format_step(last + span)}"
+    return f"over {format_step(span)} steps, measured in turns from step {steps}"
 
 
 def _typical(members: Collection[Member], attribute: str) -> float | None:

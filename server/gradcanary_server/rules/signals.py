@@ -28,7 +28,7 @@ LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Stats that are measured for a few layers at a time; nothing else moves these signals."""
 ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 
-SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER, CLIPPED_SCALED = range(15, 21)
+SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Static findings: they fire without a count."""
 
 NEVER = 21
@@ -41,7 +41,10 @@ MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
 NOT_OPTIMIZED = 22
 """A static finding, too."""
 
-LAYER_SIGNALS = 23
+VAIN, VAIN_CLIPPED = 23, 24
+"""Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
+
+LAYER_SIGNALS = 25
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -82,10 +85,14 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(SUM_COARSE, "low_precision_sum", WARNING),
     ),
     "frozen": (
-        Signal(FORECAST, "forecast", WARNING),
         Signal(FROZEN, "measured", WARNING),
         Signal(STOPPED, "stopped", CRITICAL),
     ),
+    "in_vain": (
+        Signal(VAIN, "rounded", CRITICAL),
+        Signal(VAIN_CLIPPED, "clipped", CRITICAL),
+    ),
+    "second_moments": (Signal(COARSE_MOMENTS, None, WARNING),),
     "fp16_underflow": (
         Signal(NO_SCALER, "no_scaler", WARNING),
         Signal(UNDERFLOW, "zeros", WARNING),

@@ -18,6 +18,7 @@ _STATS = {
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
     "frozen": "frozen_fraction",
+    "in_vain": "frozen_fraction",
     "fp16_underflow": "zero_fraction",
 }
 """The stat of a rule, where it is not absmax."""
@@ -127,6 +128,8 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
 def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
     signal = [signal for signal in RULES[rule] if state.scores.firing[signal.row, layer]][-1]
     value, siblings = evidence.of_layer(rule, layer)
+    if rule == "in_vain":  # most of its layers were measured at earlier steps
+        value = dict(state.progress.unmoved.shares).get(layer, value)
     since = int(state.scores.since[signal.row, layer])
     return Transition(
         step=evidence.step,

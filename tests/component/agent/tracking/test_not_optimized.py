@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ Train = Callable[[], None]
 
 
 def network(*widths: int) -> nn.Sequential:
-    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     return nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())][:-1])
 
 
@@ -85,7 +86,7 @@ def gan(collector: Recorded, *, is_right: bool, steps: int = STEPS) -> None:
 
 
 def test_a_gan_whose_second_optimizer_holds_the_discriminator(collector: Recorded) -> None:
-    gan(collector, is_right=False)
+    gan(collector, is_right=False, steps=2 * STEPS)
     (names,) = reported(collector)
     assert len(names) == 4
     assert [name for name, group in groups(collector).items() if group is None] == names
