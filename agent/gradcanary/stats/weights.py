@@ -168,7 +168,8 @@ class Frozen:
     def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
         found = {}
         for position, before in self._copies.items():
-            now = _part(weight_of(references[position]())) if moving[position] else None
+            is_compared = moving[position] and position not in self.exempt
+            now = _part(weight_of(references[position]())) if is_compared else None
             if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
                 found[position] = (now == before).mean(dtype=torch.float32)
         return found
