@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES
+from gradcanary_server.rules import explosion, scale_drop
+from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
 from gradcanary_server.rules.state import RuleState
-from gradcanary_server.rules.types import SEVERITIES, Floats, Ints, Jump, Resolution, Transition, Votes
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
 
 _STATS = {
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
     "frozen": "frozen_fraction",
-    "in_vain": "frozen_fraction",
     "fp16_underflow": "zero_fraction",
 }
 """The stat of a rule, where it is not absmax."""
@@ -122,7 +122,25 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
     value = evidence.common_fall if rule == "scale_drop" else None
     since = int(state.of_run.since[RUN_RULES[rule].row, 0])
     jumps = _recent_jumps(state, since, evidence)
-    return Transition(evidence.step, rule, None, "fired", SEVERITIES[severity], since, value, jumps=jumps)
+    return Transition(
+        step=evidence.step,
+        rule=rule,
+        layer=None,
+        kind="fired",
+        severity=SEVERITIES[severity],
+        since_step=since,
+        value=value,
+        evidence=_run_evidence(rule, severity, state),
+        jumps=jumps,
+    )
+
+
+def _run_evidence(rule: str, severity: int, state: RuleState) -> Evidence | None:
+    """Return what is known of the loss: that there is none for a fall, or its course before it was not finite."""
+    if rule == "nonfinite":
+        return explosion.course_before_nonfinite(state.losses)
+    is_unknown = severity == WARNING and not scale_drop.knows_loss(state.losses, state.progress)
+    return "no_loss" if is_unknown else None
 
 
 def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
@@ -130,6 +148,9 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
     value, siblings = evidence.of_layer(rule, layer)
     if rule == "in_vain":  # most of its layers were measured at earlier steps
         value = dict(state.progress.unmoved.shares).get(layer, value)
+    baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
+    if signal.row == SPORADIC:
+        value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)
     since = int(state.scores.since[signal.row, layer])
     return Transition(
         step=evidence.step,
@@ -139,7 +160,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         severity=SEVERITIES[severity],
         since_step=since,
         value=value,
-        baseline=None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0],
+        baseline=baseline,
         siblings=siblings,
         evidence=signal.evidence,
         jumps=_recent_jumps(state, since, evidence),
