@@ -32,6 +32,11 @@ _SMALL = (
     "weights. Where they differ is the cause: data that changed their scale, an activation or a softmax that is "
     "saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached branch looks the same."
 )
+_OPTIMIZER_PARAMETERS = (
+    "Give these parameters to an optimizer: make it when the model is complete, of all parameters that should train, "
+    "or add them with add_param_group. If they should stay as they are, freeze them: their gradients cost time and "
+    "memory."
+)
 _FACTOR = (
     "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
@@ -59,6 +64,10 @@ _PRINT_HELD = (
     "for n, p in model.named_parameters(): print(n, id(p) in held, float(p.detach().abs().max()))"
 )
 _PRINT_TRAINABLE = "for n, p in model.named_parameters(): print(n, p.requires_grad)"
+_PRINT_UNHELD = (
+    "held = {id(p) for g in optimizer.param_groups for p in g['params']}\n"
+    "print([n for n, p in model.named_parameters() if id(p) not in held])"
+)
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
@@ -86,6 +95,12 @@ _FP32_WEIGHTS = (
     "Print the norm of the gradients right before optimizer.step(): if it is close to zero, find out why first. "
     "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
 )
+_CLIP_LIMIT = (
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
+    "limit, raise the limit. If the limit is right, keep float32 master weights under autocast, or use an optimizer "
+    "that rounds stochastically."
+)
+_FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
@@ -96,6 +111,7 @@ TEXTS: Mapping[str, str] = {
     "depth": _DEPTH,
     "small": _SMALL,
     "factor": _FACTOR,
+    "optimizer_parameters": _OPTIMIZER_PARAMETERS,
     "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
@@ -107,6 +123,8 @@ TEXTS: Mapping[str, str] = {
     "unused": _UNUSED,
     "fp32_sum": _FP32_SUM,
     "fp32_weights": _FP32_WEIGHTS,
+    "fp32_moments": _FP32_MOMENTS,
+    "clip_limit": _CLIP_LIMIT,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
 }
@@ -116,6 +134,9 @@ CODE: Mapping[str, str] = {
     "depth": _PRINT_GRADIENTS,
     "small": _PRINT_WEIGHTS,
     "factor": _PRINT_HELD,
+    "optimizer_parameters": _PRINT_UNHELD,
+    "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
+    "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,

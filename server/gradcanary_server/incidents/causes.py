@@ -31,6 +31,7 @@ DEFAULT = ""
 _AFTER = {
     "collapse": {rule: f"after_{rule}" for rule in ("nonfinite", "explosion", "scale_drop", "vanished")},
     "explosion": {"nonfinite": "after_nonfinite"},
+    "unused": {"not_optimized": "after_not_optimized"},
     "silent": {"stalled": "ended_while_stalled"},
 }
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
@@ -42,8 +43,11 @@ _CODES = {
     "accumulation_loss": {DEFAULT: "lossy_sum"},
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
+    "in_vain": {"clipped": "in_vain_clipped", DEFAULT: "in_vain"},
+    "second_moments": {DEFAULT: "coarse_moments"},
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
+    "not_optimized": {DEFAULT: "in_no_optimizer"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
@@ -112,6 +116,8 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
+    if context.incident.rule == "in_vain":  # weights that stand still are what it is about
+        others = [near for near in others if near.rule != "frozen"]
     nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
     return LikelyCause(
         code=code,

@@ -56,7 +56,9 @@ _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say th
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
 _NEVER = "{layers} {are} trainable and never had a gradient, {since}"
-_STILL = "{count} {have} weights that stand still, measured {at}"
+_STILL = "{count} {have} weights that stand still {since}"
+_IN_VAIN = "{count} {are} trained in vain {since}"
+_VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
 _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
@@ -99,15 +101,13 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {are} summed in another dtype than declared, seen {at}",
         "{layers} {are} summed in another dtype than the configuration asks for, seen {at}",
     ),
-    ("frozen", "forecast"): Words(
-        "{count} {are} too coarse for small updates, seen {at}",
-        "{layers} {have} weights or optimizer states too coarse for small updates, seen {at}",
-    ),
-    ("frozen", "measured"): Words(
-        _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, {at}"
-    ),
-    ("frozen", "stopped"): Words(
-        _STILL, "{layers} moved, and now {share} of {their} weights did not in fifty steps or more, {at}"
+    ("frozen", "measured"): Words(_STILL, "{layers} {have} weights of which {share} stood still {when}"),
+    ("frozen", "stopped"): Words(_STILL, "{layers} moved before, and {share} of {their} weights stood still {when}"),
+    ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
+    ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
+    ("second_moments", None): Words(
+        "{count} {have} second moments that cannot decay, seen {at}",
+        "{layers} {have} second moments in low precision that rise and cannot decay, seen {at}",
     ),
     ("fp16_underflow", "no_scaler"): Words(
         "{count} {have} float16 gradients without a GradScaler, seen {at}",
@@ -118,6 +118,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("clip_before_unscale", None): Words(
         "{count} {are} clipped before unscaling, seen {at}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",
+    ),
+    ("not_optimized", None): Words(
+        "{count} {are} in no optimizer, seen {at}",
+        "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen {at}",
     ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
@@ -141,8 +145,20 @@ kind of exception.
 
 UNKNOWN = Words("{count} fired {at}", "{layers} fired {at}")
 
-_SINGULAR = {"are": "is", "were": "was", "have": "has", "their": "its", "them": "it", "gradient": "gradient"}
-_PLURAL = {"are": "are", "were": "were", "have": "have", "their": "their", "them": "them", "gradient": "gradients"}
+_PLURAL = {word: word for word in ("are", "were", "have", "their", "them", "they", "receive", "change")} | {
+    "gradient": "gradients"
+}
+_SINGULAR = {
+    "are": "is",
+    "were": "was",
+    "have": "has",
+    "their": "its",
+    "them": "it",
+    "they": "it",
+    "receive": "receives",
+    "change": "changes",
+    "gradient": "gradient",
+}
 
 ENDS = {
     "recovered": "Recovered{at}.",
@@ -263,6 +279,7 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "at": f"at {steps}",
         "since": f"since {steps}",
         "step": f"{first:,}",
+        "when": _when(incident, first, last),
     }
     if incident.crash is not None:
         fields |= _crash_fields(incident.crash, next(iter(members)))
@@ -289,6 +306,16 @@ def _crash_fields(crash: Crash, member: Member) -> dict[str, str]:
         "memory": "out of memory" if crash.memory in (None, "cpu") else f"{crash.memory.upper()} out of memory",
         "peak": "" if crash.peak_bytes is None else f" (peak {format_bytes(crash.peak_bytes)})",
     }
+
+
+def _when(incident: Incident, first: int, last: int) -> str:
+    """Return the steps between which weights stood still; layers are measured in turns, over equal spans."""
+    span = 0 if incident.reopened else incident.opened_step - incident.since_step
+    if not span:
+        return f"since step {first:,}"
+    if first == last:
+        return f"between step {first:,} and {first + span:,}"
+    return f"over {span:,} steps, measured in turns from step {first:,} to {last + span:,}"
 
 
 def _values(members: Collection[Member]) -> dict[str, str]:

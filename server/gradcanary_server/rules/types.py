@@ -32,7 +32,8 @@ Evidence = Literal[
     "never",
     "declared",
     "low_precision_sum",
-    "forecast",
+    "rounded",
+    "clipped",
     "measured",
     "no_scaler",
     "zeros",
@@ -120,6 +121,22 @@ class CommonFall:
 
 
 NO_FALL = CommonFall()
+
+
+@dataclass(frozen=True)
+class Unmoved:
+    """The last measured shares of low-precision weights that stood still, by number of the layer; a sample of them.
+
+    Most have stood still since the step ``since``, when the loss was at ``loss``, a median with its standard error.
+    """
+
+    shares: tuple[tuple[int, float], ...] = ()
+    since: int = -1
+    loss: float | None = None
+    loss_error: float | None = None
+
+
+NOTHING_UNMOVED = Unmoved()
 
 
 @dataclass(frozen=True)
