@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from gradcanary import guard, identity, notices, wire
+from gradcanary import crash, identity, notices, wire
 from gradcanary.settings import (
     Settings,
     check_buffer,
@@ -50,16 +50,18 @@ def watch(
     absmax_below: float | None = None,
     norm_below: float | None = None,
     step: int | None = None,
+    crash_message: bool = True,
     on_alert: Callable[[Alert], None] | None = None,
 ) -> Watch:
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
-    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
+    before they exist. Settings from ``run`` to ``crash_message`` can also be given as ``GRADCANARY_<NAME>``; arguments
+    come first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
     steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
     are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
-    is the number of the next step of a resumed job.
+    is the number of the next step of a resumed job. ``crash_message`` is False if the message of an exception that ends
+    the training must not be sent; its type and its last frames are.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -77,6 +79,7 @@ def watch(
         norm_below=norm_below,
         step=step,
         budget=budget,
+        crash_message=crash_message,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)
@@ -117,6 +120,7 @@ class Watch:
     _has_logged = False
     _launch: str | None = None
     _notice: notices.Notice | None = None
+    _thread_end: tuple[int, wire.End] | None = None
 
     def __init__(
         self,
@@ -140,6 +144,7 @@ class Watch:
         self._is_closed = False
         self._pid = os.getpid()
         self._unregister_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
+        self._thread_errors = crash.ThreadErrors(self._note_thread_error)
         self._session = Session(settings, self.run, self._begin, on_alert)
         if begins:
             self._attach(model, optimizer)
@@ -211,7 +216,7 @@ class Watch:
         not sent.
         """
         check_close(state, timeout_s)
-        self._close(state, None, timeout_s)
+        self._close(self._end(state, sys.exc_info()[1] if state == "crashed" else None), timeout_s)
 
     def __enter__(self) -> Watch:  # noqa: PYI034 -- typing.Self came with Python 3.11
         return self
@@ -219,9 +224,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _stack: TracebackType | None
     ) -> None:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = None
-        self._close("finished" if error is None else "crashed", error, 5.0)
+        self._end_with(error)
 
     def matches(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
         """Return True if a ``watch()`` with these arguments means this watch."""
@@ -241,13 +244,14 @@ class Watch:
     def _end_unstepped(self) -> None:
         """At the exit of the process: report that no step came, unless one did or an error ended the script."""
         if self._session.sender is None and error_of_process() is None:
-            self._close("finished", None, 0.0, is_exit=True)
+            self._close(wire.End("finished", None, None), 0.0, is_exit=True)
 
     def _begin(self) -> str:
         """Return the launch. Called when the session begins: a watch that waits may begin in a fork."""
         from multiprocessing import parent_process, util
 
         self._pid = os.getpid()
+        self._thread_errors.install()
         if parent_process() is None:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
@@ -283,6 +287,7 @@ class Watch:
             self._pid = os.getpid()
         else:
             self._session.on_fork()
+            self._thread_errors.remove()
             self._withdraw_notice()
         return is_waiting
 
@@ -299,12 +304,20 @@ class Watch:
         return not self._is_closed and os.getpid() == self._pid
 
     def _at_exit(self) -> None:
-        error = error_of_process()
-        self._close("finished" if error is None else "crashed", error, 5.0, is_exit=True)
+        self._end_with(error_of_process(), is_exit=True)
         if os.getpid() == self._pid:
             self._session.detach_if_closed()
 
-    def _close(self, state: str, error: BaseException | None, timeout_s: float, *, is_exit: bool = False) -> None:
+    def _end_with(self, error: BaseException | None, *, is_exit: bool = False) -> None:
+        """Close as crashed if an error ended the training, and as finished if a person or a scheduler did."""
+        error = crash.root_error(error)
+        if error is None and self._thread_end is not None and self._thread_end[0] == self._session.steps_taken:
+            end = self._thread_end[1]
+        else:
+            end = self._end("finished" if error is None or crash.is_stop(error) else "crashed", error)
+        self._close(end, 5.0, is_exit=is_exit)
+
+    def _close(self, end: wire.End, timeout_s: float, *, is_exit: bool = False) -> None:
         if self._is_closed and os.getpid() == self._pid:
             self._session.detach_late()
         if not self._is_ours():
@@ -313,8 +326,25 @@ class Watch:
         if self in _open:
             _open.remove(self)
         self._withdraw_notice()
-        end = wire.End(state, None, guard.describe(error))
+        self._thread_errors.remove()
         self._session.close(end, timeout_s, self._unregister_exit, is_exit=is_exit)
+
+    def _note_thread_error(self, error: BaseException) -> None:
+        """Keep the words for an exception of the thread that trains: it ended the training if no step follows."""
+        if self._is_ours() and self._session.is_training_here and not crash.is_stop(error):
+            self._thread_end = self._session.steps_taken, self._end("crashed", error)
+
+    def _end(self, state: str, error: BaseException | None) -> wire.End:
+        """Return the end of the session, with the words for an error."""
+        if error is None or (isinstance(error, SystemExit) and state == "finished"):
+            return wire.End(state, None, None)
+        try:
+            found = crash.describe(error, has_message=self._settings.crash_message)
+            is_crash = state == "crashed" and not crash.is_stop(error)
+            return wire.End(state, None, crash.one_line(found), found if is_crash else None)
+        except Exception as fault:  # noqa: BLE001 -- memory may be full; the script's own error must go on
+            self._session.guard.catch("describing the error", fault)
+            return wire.End(state, None, type(error).__name__)
 
 
 def _same_watch(

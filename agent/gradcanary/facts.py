@@ -1,5 +1,7 @@
 """Facts about the session's own numbers: those that are missing, and those that need an explanation."""
 
+from collections.abc import Sequence
+
 from gradcanary import wire
 
 NO_CALLBACKS = wire.Fact(
@@ -100,6 +102,15 @@ NO_SCALER = wire.Fact(
     "bfloat16 and float32 do not need it.",
     layers=(),
 )
+
+
+def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
+    """Return the fact that parameters receive gradients and are in no optimizer."""
+    count, them = (
+        ("1 trainable parameter", "it") if len(names) == 1 else (f"{len(names):,} trainable parameters", "them")
+    )
+    text = f"At step {step:,}, {count} received gradients, and no optimizer held {them}."
+    return wire.Fact("not_optimized", text, tuple(names))
 
 
 def too_many_layers(found: int, most: int) -> wire.Fact:

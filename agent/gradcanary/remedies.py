@@ -206,6 +206,22 @@ CAUSES: Mapping[str, Cause] = {
         "Gradients can still look healthy.",
         "fp32_weights",
     ),
+    "in_vain": Cause(
+        "Steps are smaller than half of the distance between two neighbouring numbers of these weights, so rounding "
+        "undoes nearly all of them. Gradients can look healthy meanwhile.",
+        "fp32_weights",
+    ),
+    "in_vain_clipped": Cause(
+        "Steps are smaller than half of the distance between two neighbouring numbers of these weights, so rounding "
+        "undoes nearly all of them. Gradients are clipped in these steps: a limit that is far too low leaves next to "
+        "nothing of them.",
+        "clip_limit",
+    ),
+    "coarse_moments": Cause(
+        "A step takes less away of a second moment than half of the distance to the next number. So moments rise with "
+        "large gradients and never come down, and steps stay smaller than they should be.",
+        "fp32_moments",
+    ),
     "stopped_weights": Cause(
         "These weights moved and do not any more while the learning rate is high: they have grown, or the steps have "
         "shrunk, past what their precision can tell apart.",
@@ -215,6 +231,18 @@ CAUSES: Mapping[str, Cause] = {
         "In float16 a gradient under its smallest number is exactly zero. Loss scaling keeps gradients above it, and "
         "must grow when they shrink.",
         "fp16_scaling",
+    ),
+    "after_not_optimized": Cause(
+        "Other parameters receive gradients and are in no optimizer: that comes first. What the optimizer holds "
+        "instead of them may never be used. Or they are exactly zero, and stop the gradient of what they are "
+        "multiplied with.",
+        "optimizer_parameters",
+    ),
+    "in_no_optimizer": Cause(
+        "These parameters are trainable and receive gradients, and no optimizer holds them, so they never change. "
+        "Either the optimizer was made before they were, as where a module was replaced later, or it was given other "
+        "parameters.",
+        "optimizer_parameters",
     ),
     "scaled_clip": Cause(
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
@@ -265,6 +293,20 @@ CAUSES: Mapping[str, Cause] = {
         "a collective that one rank does not join, data that does not come, a lock, a debugger; a notebook whose loop "
         "is over.",
         "standstill",
+    ),
+    "exception": Cause(
+        "An exception that the script did not catch ended the training. The frames name the lines, the innermost "
+        "first.",
+        "exception",
+    ),
+    "exception_after_fault": Cause(
+        "An exception that the script did not catch ended the training. Gradients exploded, or values were NaN or "
+        "infinite, shortly before: the exception may be a consequence of that.",
+        "exception",
+    ),
+    "out_of_memory": Cause(
+        "The memory did not suffice for what this step allocated. The frames name the line that asked for it.",
+        "out_of_memory",
     ),
     "nonfinite_gradient": Cause(
         "Gradients became NaN or infinite while the loss was finite: the backward of some operation overflows or "

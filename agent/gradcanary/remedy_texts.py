@@ -32,6 +32,11 @@ _SMALL = (
     "weights. Where they differ is the cause: data that changed their scale, an activation or a softmax that is "
     "saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached branch looks the same."
 )
+_OPTIMIZER_PARAMETERS = (
+    "Give these parameters to an optimizer: make it when the model is complete, of all parameters that should train, "
+    "or add them with add_param_group. If they should stay as they are, freeze them: their gradients cost time and "
+    "memory."
+)
 _FACTOR = (
     "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
@@ -59,6 +64,10 @@ _PRINT_HELD = (
     "for n, p in model.named_parameters(): print(n, id(p) in held, float(p.detach().abs().max()))"
 )
 _PRINT_TRAINABLE = "for n, p in model.named_parameters(): print(n, p.requires_grad)"
+_PRINT_UNHELD = (
+    "held = {id(p) for g in optimizer.param_groups for p in g['params']}\n"
+    "print([n for n, p in model.named_parameters() if id(p) not in held])"
+)
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
@@ -86,6 +95,12 @@ _FP32_WEIGHTS = (
     "Print the norm of the gradients right before optimizer.step(): if it is close to zero, find out why first. "
     "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
 )
+_CLIP_LIMIT = (
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
+    "limit, raise the limit. If the limit is right, keep float32 master weights under autocast, or use an optimizer "
+    "that rounds stochastically."
+)
+_FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
@@ -96,6 +111,7 @@ TEXTS: Mapping[str, str] = {
     "depth": _DEPTH,
     "small": _SMALL,
     "factor": _FACTOR,
+    "optimizer_parameters": _OPTIMIZER_PARAMETERS,
     "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
@@ -107,6 +123,8 @@ TEXTS: Mapping[str, str] = {
     "unused": _UNUSED,
     "fp32_sum": _FP32_SUM,
     "fp32_weights": _FP32_WEIGHTS,
+    "fp32_moments": _FP32_MOMENTS,
+    "clip_limit": _CLIP_LIMIT,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
 }
@@ -116,6 +134,9 @@ CODE: Mapping[str, str] = {
     "depth": _PRINT_GRADIENTS,
     "small": _PRINT_WEIGHTS,
     "factor": _PRINT_HELD,
+    "optimizer_parameters": _PRINT_UNHELD,
+    "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
+    "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
@@ -318,21 +339,49 @@ _STANDSTILL = (
 
 _STACKS = "py-spy dump --pid PID   # on every rank"
 
-PROCESS_TEXTS: Mapping[str, str] = {"restart": _RESTART, "standstill": _STANDSTILL}
+_EXCEPTION = (
+    "Read the traceback at the end of the job's log; the first frame here is the last line of your own code in it. "
+    "Then start again from the last checkpoint under the same run name."
+)
+_OUT_OF_MEMORY = (
+    "Look at the sizes in the frames first: one long sample can be the reason. Smaller batches, shorter sequences or "
+    "smaller inputs take less memory, and so does activation checkpointing. If memory grew from step to step, "
+    "something keeps every step's graph: store loss.item(), not the loss."
+)
+
+PROCESS_TEXTS: Mapping[str, str] = {
+    "restart": _RESTART,
+    "standstill": _STANDSTILL,
+    "exception": _EXCEPTION,
+    "out_of_memory": _OUT_OF_MEMORY,
+}
+
+_RESUME: Mapping[str, tuple[str, str]] = {
+    "pytorch": ("", "model.load_state_dict(torch.load('last.pt')['model']); gradcanary.watch(run='NAME', step=...)"),
+    "transformers": ("", "trainer.train(resume_from_checkpoint=True)"),
+    "accelerate": ("", "accelerator.load_state('checkpoints/last')"),
+    "lightning": ("", "trainer.fit(model, ckpt_path='last')"),
+    "deepspeed": ("", "model_engine.load_checkpoint('checkpoints')"),
+    "fsdp": ("Each rank loads its shard.", "torch.distributed.checkpoint.load(state_dict, checkpoint_id='last')"),
+    "peft": ("", "PeftModel.from_pretrained(model, 'last-adapter', is_trainable=True)"),
+    "diffusers": ("", "--resume_from_checkpoint=latest"),
+}
 
 PROCESS_WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "restart": {
-        "pytorch": (
-            "",
-            "model.load_state_dict(torch.load('last.pt')['model']); gradcanary.watch(run='NAME', step=...)",
+    "restart": _RESUME,
+    "exception": _RESUME,
+    "out_of_memory": {
+        "pytorch": ("", "torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)"),
+        "transformers": ("", "TrainingArguments(per_device_train_batch_size=..., gradient_checkpointing=True)"),
+        "accelerate": (
+            "Accelerate can look for a batch size that fits.",
+            "@accelerate.utils.find_executable_batch_size(starting_batch_size=...)",
         ),
-        "transformers": ("", "trainer.train(resume_from_checkpoint=True)"),
-        "accelerate": ("", "accelerator.load_state('checkpoints/last')"),
-        "lightning": ("", "trainer.fit(model, ckpt_path='last')"),
-        "deepspeed": ("", "model_engine.load_checkpoint('checkpoints')"),
-        "fsdp": ("Each rank loads its shard.", "torch.distributed.checkpoint.load(state_dict, checkpoint_id='last')"),
-        "peft": ("", "PeftModel.from_pretrained(model, 'last-adapter', is_trainable=True)"),
-        "diffusers": ("", "--resume_from_checkpoint=latest"),
+        "lightning": ("", "torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)"),
+        "deepspeed": ("", '{"train_micro_batch_size_per_gpu": ..., "zero_optimization": {"stage": 2}}'),
+        "fsdp": ("", "apply_activation_checkpointing(model)   # before fully_shard()"),
+        "peft": ("", "model.gradient_checkpointing_enable()"),
+        "diffusers": ("", "--train_batch_size=... --gradient_checkpointing"),
     },
     "standstill": {
         "pytorch": ("A timeout ends a collective that hangs.", f"init_process_group(timeout=...)\n{_STACKS}"),

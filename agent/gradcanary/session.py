@@ -115,6 +115,16 @@ class Session:
         return self.recorder.first_step is not None
 
     @property
+    def steps_taken(self) -> int:
+        """The steps of all optimizers in this session."""
+        return self.recorder.clock.steps_taken
+
+    @property
+    def is_training_here(self) -> bool:
+        """True if this thread ran the last pass or step, or made the watch."""
+        return self._hooks.is_training_here()
+
+    @property
     def is_recorded(self) -> bool:
         """True while a CUDA graph is recorded: a copy of a tensor would become part of it."""
         return is_capturing()

@@ -32,7 +32,8 @@ INTERVALS = (1, 10, 100, 1000)
 @dataclass(frozen=True)
 class Settings:
     """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names;
-    ``budget`` is the share of the time that "auto" keeps to."""
+    ``budget`` is the share of the time that "auto" keeps to; ``crash_message`` is False if the message of an exception
+    must not be sent."""
 
     url: str
     run: str | None
@@ -44,6 +45,7 @@ class Settings:
     norm_below: float | None
     step: int | None
     budget: float = DEFAULT_BUDGET
+    crash_message: bool = True
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
@@ -137,7 +139,19 @@ def _step(given: int | str) -> int:
     return int(given)
 
 
-_DEFAULTS: dict[str, Any] = {"url": DEFAULT_URL, "every": DEFAULT_EVERY, "budget": DEFAULT_BUDGET}
+def _flag(given: bool | str) -> bool:
+    words = {"1": True, "true": True, "0": False, "false": False}
+    if str(given).lower() not in words:
+        raise ValueError("it must be True or False, or 1 or 0 in the environment")
+    return words[str(given).lower()]
+
+
+_DEFAULTS: dict[str, Any] = {
+    "url": DEFAULT_URL,
+    "every": DEFAULT_EVERY,
+    "budget": DEFAULT_BUDGET,
+    "crash_message": True,
+}
 _READERS: dict[str, Callable[[Any], Any]] = {
     "url": _url,
     "run": _text,
@@ -149,6 +163,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "norm_below": _threshold,
     "step": _step,
     "budget": _budget,
+    "crash_message": _flag,
 }
 
 

@@ -34,6 +34,9 @@ PHASES = ("micro", "accumulated", "reduced", "post_clip")
 STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "partial")
 """The index of a state is its value in the state plane of a batch."""
 
+FROZEN_STEPS = 50
+"""Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""
+
 MAX_NAME = 500
 """Characters in a layer name."""
 
@@ -170,12 +173,28 @@ class Heartbeat(Request):
 
 
 @dataclass(frozen=True)
+class Crash(Request):
+    """The exception that ended a training.
+
+    ``frames`` are "file:line in function", the innermost first, user code before the library's. ``memory`` is what ran
+    out: cpu, cuda, hip, xpu, mps; None for any other exception. ``peak_bytes`` is the peak of that memory.
+    """
+
+    type: str
+    message: str
+    frames: tuple[str, ...]
+    memory: str | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class End(Request):
     """The end of a session; ``state`` is finished, crashed, or detached from a training that goes on."""
 
     state: str
     last_step: int | None
     error: str | None
+    crash: Crash | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +239,16 @@ class Reply:
 def dump(message: object) -> bytes:
     """Return a message as compact JSON; raises ValueError on a NaN or infinity outside a column."""
     return json.dumps(message, default=vars, allow_nan=False, separators=(",", ":")).encode()
+
+
+def dump_end(end: End) -> bytes:
+    """Return an end as JSON, without the key of a crash that it does not have: an older collector refuses the key."""
+    return dump({key: value for key, value in vars(end).items() if key != "crash" or value is not None})
+
+
+def without_crash(ending: bytes) -> bytes:
+    """Return the JSON of an end for a collector that does not know crashes."""
+    return dump({key: value for key, value in json.loads(ending).items() if key != "crash"})
 
 
 def load_reply(raw: bytes) -> Reply:

@@ -15,9 +15,12 @@ from gradcanary_server.rules.config import (
     Fp16Underflow,
     Frozen,
     Grace,
+    InVain,
     LayerRule,
     Nonfinite,
+    NotOptimized,
     Rules,
+    SecondMoments,
     Unused,
     Vanished,
 )
@@ -98,9 +101,10 @@ def now_and_then(steps: int, every: int, seed: int) -> Trace:
 
 SAID = (
     wire.Fact("dead_config_key", "", (lora(3)[1].name,)),
-    wire.Fact("bf16_weights_lr", "", (lora(3)[4].name,)),
+    wire.Fact("bf16_moments", "", (lora(3)[4].name,)),
     wire.Fact("fp16_without_scaler", "", ()),
     wire.Fact("clip_before_unscale", "", ()),
+    wire.Fact("not_optimized", "", (lora(3)[2].name,)),
 )
 
 launches = st.builds(
@@ -124,7 +128,10 @@ PICKY = LayerRule(
     accumulation_loss=AccumulationLoss(error=0.5, norm_ratio=0.5),
     accumulator=Accumulator(warn_above=1e-4),
     frozen=Frozen(share=0.9, moved_share=0.1, stopped_share=0.5),
+    in_vain=InVain(share=0.2),
+    second_moments=SecondMoments(notify=True),
     fp16_underflow=Fp16Underflow(growth=0.1, share=0.5, observations=2),
+    not_optimized=NotOptimized(),
 )
 
 

@@ -23,7 +23,6 @@ agent/attach/resident                         acceptance/trainings/test_attach.p
 agent/attach/target                           acceptance/trainings/test_attach.py
 agent/cli/attach                              acceptance/trainings/test_attach.py
 agent/cli/endpoints                           acceptance/collector/test_endpoints.py
-agent/cli/incidents                           acceptance/commands/test_incident_commands.py
 agent/cli/run                                 acceptance/trainings/test_launchers.py
 agent/cli/runs                                acceptance/commands/test_run_commands.py
 agent/cli/serve                               acceptance/commands/test_command_line.py

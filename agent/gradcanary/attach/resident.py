@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gradcanary import __version__, api, summary
+from gradcanary import __version__, api, summary, wire
 from gradcanary.attach.request import PATIENCE_S, read_message, write_message
 from gradcanary.model.parameters import count_elements, live_objects, parameters_of
 from gradcanary.model.training_loop import unwrapped
@@ -74,7 +74,7 @@ class AttachedWatch(api.Watch):
 
     def detach(self, timeout_s: float) -> None:
         """End the watch of a training that goes on; send the rest for at most ``timeout_s``."""
-        self._close("detached", None, timeout_s)
+        self._close(wire.End("detached", None, None), timeout_s)
 
     @property
     def is_flushed(self) -> bool:

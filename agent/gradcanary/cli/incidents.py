@@ -281,6 +281,7 @@ def incident_text(incident: Json) -> str:
         "",
         f"Likely cause: {cause['text']}",
         *(f"  - {text}" for text in cause["evidence"]),
+        *_frame_lines(incident.get("crash")),
         "",
         f"Fix{' (' + fix['framework'] + ')' if fix['framework'] else ''}: {fix['text']}",
         *(f"    {line}" for line in fix["code"].splitlines()),
@@ -341,6 +342,11 @@ def _ack_and_silence_lines(incident: Json) -> list[str]:
         )
         lines.append(f"Silenced until {console.to_minute(silenced['until'])} UTC{part}.")
     return lines
+
+
+def _frame_lines(crash: Json | None) -> list[str]:
+    """Return the frames of the exception that ended the training, the innermost first."""
+    return [f"    {frame}" for frame in crash["frames"]] if crash else []
 
 
 def _layer_lines(members: Sequence[Json]) -> list[str]:

@@ -116,6 +116,8 @@ class Delivery:
         if not self._outbox.is_empty or not self.send_hello():
             return False
         answer = self._request("POST", "/end", ending)
+        if answer is not None and answer.status in (400, 422) and (plain := wire.without_crash(ending)) != ending:
+            answer = self._request("POST", "/end", plain)  # an older collector
         if answer is not None and answer.status == 404:
             self._mark_unknown()
             return False

@@ -253,7 +253,7 @@ class Sender:
         return self._delivery.send_end(self._ending(self._end))
 
     def _ending(self, end: wire.End | None) -> bytes:
-        return wire.dump(replace(end or FINISHED, last_step=self._step))
+        return wire.dump_end(replace(end or FINISHED, last_step=self._step))
 
     def _store_rest(self) -> None:
         """Leave what was not sent, and the end, in the spool, and say where."""

@@ -120,7 +120,7 @@ class Leftover:
         self._spool, self._url = spool, url
         if spool.ending is None:
             with suppress(OSError):  # a folder that is read-only now: the session stays without an end
-                spool.end(wire.dump(KILLED), spool.made)
+                spool.end(wire.dump_end(KILLED), spool.made)
         self._outbox = Outbox(RetryQueue(None, guard.print_once, spool), spool)
         self._transport = Transport(url, token, spool.run, spool.session)
         hello = StoredHello(spool.hello)

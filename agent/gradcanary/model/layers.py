@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,15 @@ from torch import nn
 from gradcanary import facts, wire
 from gradcanary.model import distributed
 from gradcanary.model.declared_dtypes import dead_keys, declared
-from gradcanary.model.parameters import Location, ParameterRef, is_lazy, live_objects, locations
+from gradcanary.model.parameters import (
+    Location,
+    ParameterRef,
+    is_lazy,
+    live_objects,
+    locations,
+    one_scan,
+    parameters_of,
+)
 from gradcanary.settings import Settings
 
 _WRAPPERS = {
@@ -49,6 +57,7 @@ class Layers:
     - ``declared``: the declared dtypes of their accumulators.
     - ``unsharded``: references to the unsharded parameters of offloaded shards, by layer. A hook on such a shard would
       make FSDP2 wait for each copy to the host.
+    - ``unmeasured``: layers that are listed only: nothing clears the gradients of a parameter in no optimizer.
     """
 
     references: tuple[ParameterRef, ...]
@@ -61,6 +70,7 @@ class Layers:
     facts: tuple[wire.Fact, ...] = ()
     declared: tuple[str | None, ...] = ()
     unsharded: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
+    unmeasured: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.references)
@@ -71,6 +81,13 @@ class _Origin:
     name: str
     module_class: str | None
     owner: weakref.ref[nn.Module] | None = None
+
+
+class Unheld(NamedTuple):
+    """A trainable parameter of a module that no optimizer holds."""
+
+    name: str
+    reference: ParameterRef
 
 
 class _Grouped(NamedTuple):
@@ -88,27 +105,30 @@ def discover(
     model: nn.Module | None,
     settings: Settings,
     failed: Callable[[str, Exception], None],
+    unheld: Sequence[Unheld] = (),
 ) -> Layers:
-    """Return the layers: all that the optimizers hold, and the trainable rest of the model.
+    """Return the layers: all that the optimizers hold, the trainable rest of the model, and the ``unheld`` ones.
 
     The name of a layer comes from the first of these that has one: the model, ``param_groups[i]["param_names"]``, the
     modules found by one pass over the garbage collector's objects, and the position, as in ``group0.1``. ``failed``
     gets errors that cost an optional part only.
     """
     grouped = _grouped(optimizers)
-    roots = [model] if model is not None else _roots(optimizers, grouped)
+    others = {id(parameter): each for each in unheld if (parameter := each.reference()) is not None}
+    roots = [model] if model is not None else _roots(optimizers, grouped, others)
     found = _origins(roots)
     named = {
         key: (parameter, origin)
         for key, (parameter, origin) in found.items()
-        if key in grouped or (model is not None and parameter.requires_grad)
+        if key in grouped or key in others or (model is not None and parameter.requires_grad)
     }
     for key, held in grouped.items():
         if key not in named or model is None:
             origin = named[key][1] if key in named else _Origin(held.fallback, None)
             given = None if held.name and key in named and _has_wrapper(held.name) else held.name
             named[key] = (held.parameter, replace(origin, name=given or origin.name))
-    layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots))
+    listed = set() if model is not None else others.keys() - grouped.keys()
+    layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots), listed)
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
     layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
@@ -121,6 +141,32 @@ def discover(
     except Exception as error:  # noqa: BLE001 -- configs are foreign objects; the layers are useful without
         failed("looking for declared dtypes", error)
         return layers
+
+
+def unheld_parameters(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | None) -> list[Unheld]:
+    """Return the trainable parameters of the model, or of all live modules, that no live optimizer holds.
+
+    There are none if one of the ``optimizers`` holds only tensors of no module: it steps copies of the parameters. If
+    some hold such tensors, those of float32 may be the master copies of parameters in low precision.
+    """
+    with one_scan():
+        modules = live_objects(nn.Module)
+        holders = [*optimizers, *live_objects(torch.optim.Optimizer)]
+    found = _origins(_outermost(modules), is_careful=True)
+    if any(not any(id(each) in found for each in parameters_of(optimizer)) for optimizer in optimizers):
+        return []
+    held = {id(each): each.dtype for optimizer in holders for each in parameters_of(optimizer)}
+    has_masters = any(dtype is torch.float32 for key, dtype in held.items() if key not in found)
+    of_model = found if model is None else _origins([model])
+    return [
+        Unheld(origin.name, ParameterRef(parameter, None, None if origin.owner is None else origin.owner()))
+        for key, (parameter, origin) in of_model.items()
+        if key not in held
+        and parameter.requires_grad
+        and parameter.is_leaf
+        and _is_real(parameter)
+        and not (has_masters and parameter.element_size() < 4)
+    ]
 
 
 def _has_stage() -> bool:
@@ -192,16 +238,21 @@ def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, _Grouped]
     return grouped
 
 
-def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, _Grouped]) -> list[nn.Module]:
+def _roots(
+    optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, _Grouped], others: Mapping[int, Unheld]
+) -> list[nn.Module]:
     """Return the outermost modules that hold the parameters, the one with most of them first."""
     names = [held.name for held in grouped.values() if held.name]
-    if not optimizers or (len(names) == len(grouped) and not any(map(_has_wrapper, names))):
+    if not optimizers or (not others and len(names) == len(grouped) and not any(map(_has_wrapper, names))):
         return []
-    modules = live_objects(nn.Module)
+    roots = _outermost(live_objects(nn.Module))
+    held = {id(module): _held(module, {*grouped, *others}) for module in roots}
+    return sorted((module for module in roots if held[id(module)]), key=lambda module: -held[id(module)])
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     inner = {id(child) for module in modules for child in _children(module)}
-    held = {id(module): _held(module, grouped) for module in modules if id(module) not in inner}
-    roots = [module for module in modules if held.get(id(module))]
-    return sorted(roots, key=lambda module: -held[id(module)])
+    return [module for module in modules if id(module) not in inner]
 
 
 def _children(module: nn.Module) -> list[nn.Module | None]:
@@ -209,17 +260,22 @@ def _children(module: nn.Module) -> list[nn.Module | None]:
     return list(held.values()) if isinstance(held, dict) else []
 
 
-def _held(root: nn.Module, grouped: dict[int, _Grouped]) -> int:
+def _held(root: nn.Module, ids: Collection[int]) -> int:
+    return sum(id(parameter) in ids for _, parameter, _ in _known_parameters(root))
+
+
+def _known_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
     try:
-        return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
+        return list(named_parameters(root))
     except Exception:  # noqa: BLE001 -- any module of the process, maybe one whose __init__ raised
-        return 0
+        return []
 
 
-def _origins(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Origin]]:
+def _origins(roots: Iterable[nn.Module], *, is_careful: bool = False) -> dict[int, tuple[nn.Parameter, _Origin]]:
+    """Return the parameters by id, with their names; ``is_careful`` if the modules may be any of the process."""
     found: dict[int, tuple[nn.Parameter, _Origin]] = {}
     for root in roots:
-        for name, parameter, owner in named_parameters(root):
+        for name, parameter, owner in _known_parameters(root) if is_careful else named_parameters(root):
             found.setdefault(
                 id(parameter), (parameter, _Origin(name, _class_of(owner).__name__[:200], weakref.ref(owner)))
             )
@@ -232,6 +288,7 @@ def _layers(
     found: dict[int, Location],
     settings: Settings,
     framework: str | None,
+    listed: Collection[int],
 ) -> Layers:
     wanted = [(p, origin) for p, origin in named.values() if _is_wanted(p, origin.name, settings)]
     able = [(p, origin) for p, origin in wanted if not is_lazy(p.device)]
@@ -264,13 +321,16 @@ def _layers(
         ),
         has_shards=any(distributed.is_dtensor(p) for p, _ in chosen),
         owners=tuple(dict.fromkeys(origin.owner for _, origin in chosen if origin.owner is not None)),
+        unmeasured=frozenset(layer for layer, (parameter, _) in enumerate(chosen) if id(parameter) in listed),
     )
 
 
 def _is_wanted(parameter: nn.Parameter, name: str, settings: Settings) -> bool:
-    if nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.numel() == 0:
-        return False
-    return is_chosen(name, settings)
+    return _is_real(parameter) and is_chosen(name, settings)
+
+
+def _is_real(parameter: nn.Parameter) -> bool:
+    return not (nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.numel() == 0)
 
 
 def is_chosen(name: str, settings: Settings) -> bool:

@@ -25,6 +25,7 @@ from gradcanary.stats.weights import (
     coarse_moments,
     copy_weights_of,
     forecasts,
+    keeps_rounding,
     update_norms,
     weight_of,
 )
@@ -254,8 +255,15 @@ class Sampler:
         names = {id(each()): known[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
         return coarse_moments(optimizer, names, len(known))
 
+    def exempt_kept(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do not compare weights of which the optimizer keeps what rounding takes away."""
+        found = enumerate(reference() for reference in self.references)
+        self.frozen.exempt = frozenset(at for at, each in found if each is not None and keeps_rounding(optimizer, each))
+
     def add_forecasts(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
-        """Add forecasts for weights of low precision."""
+        """Add forecasts for weights of low precision, unless a learning rate rises."""
+        if not self.forecast_schedule.is_settled:
+            return
         sample.forecasts = forecasts(optimizer, self.references)
         sample.parts += [part for forecast in sample.forecasts for part in forecast.parts]
 

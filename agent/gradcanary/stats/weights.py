@@ -29,8 +29,7 @@ _MULTIPLIER = 0xA55A15D46DF9CE17
 """The best of 10,000 random multipliers: no slot waits longer than three rounds, if each step, each 10th, 100th or
 1000th is sampled."""
 
-FROZEN_EACH = 50
-"""Steps from one comparison of weights to the next."""
+FROZEN_EACH = wire.FROZEN_STEPS
 
 FROZEN_PER_TURN = 8
 """Layers in a comparison."""
@@ -47,7 +46,8 @@ BITS = {torch.bfloat16: 8, torch.float16: 11}
 _SUBNORMAL = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf")
-_MOMENTS = ("exp_avg", *_SECOND_MOMENTS)
+_MEMORIES = ("exp_avg", "momentum_buffer", "square_avg", "sum", "prev", *_SECOND_MOMENTS)
+"""States of the weight's shape that are made of gradients."""
 
 
 def layers_of_step(step: int, layers: int) -> list[int]:
@@ -138,6 +138,8 @@ class Frozen:
     """Copies of elements of some layers, by position, from an earlier step."""
 
     def __init__(self) -> None:
+        self.exempt: frozenset[int] = frozenset()
+        """Positions of layers of which the optimizer keeps what rounding takes away."""
         self._since = -1
         self._copies: dict[int, Tensor] = {}
         self._found: dict[int, Tensor] = {}
@@ -155,7 +157,8 @@ class Frozen:
         span = max(FROZEN_EACH, interval)
         is_whole = step - self._since == span
         self._found = self._shares(references, moving) if is_whole else {}
-        low = [position for position, each in enumerate(references) if _is_low(each())]
+        every = enumerate(references)
+        low = [position for position, each in every if _is_low(each()) and position not in self.exempt]
         chosen = [position for position in round_robin(low, step // span, FROZEN_PER_TURN) if moving[position]]
         parts = {
             position: part for position in chosen if (part := _part(weight_of(references[position]()))) is not None
@@ -166,7 +169,8 @@ class Frozen:
     def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
         found = {}
         for position, before in self._copies.items():
-            now = _part(weight_of(references[position]())) if moving[position] else None
+            is_compared = moving[position] and position not in self.exempt
+            now = _part(weight_of(references[position]())) if is_compared else None
             if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
                 found[position] = (now == before).mean(dtype=torch.float32)
         return found
@@ -180,17 +184,23 @@ class ForecastSchedule:
     """The time of an optimizer's only forecast."""
 
     def __init__(self) -> None:
-        self.is_done = False
+        self.is_done = self.is_settled = False
         self._steps = 0
         self._rates: list[float] = []
 
     def is_due(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Count a step, and return True after enough steps. A learning rate in a tensor is not read: it may rise."""
+        """Count a step, and return True after enough steps. ``is_settled`` is False while a learning rate rises.
+
+        One in a tensor is not read: it may rise, and is given time.
+        """
         self._steps += 1
         before, now = self._rates, [group.get("lr", 0.0) for group in optimizer.param_groups]
-        self._rates = [] if any(isinstance(rate, Tensor) for rate in now) else now
-        is_settled = len(before) == len(self._rates) > 0 and all(map(le, self._rates, before))
-        return self._steps > AT_LATEST or (self._steps > AFTER and is_settled)
+        is_unread = any(isinstance(rate, Tensor) for rate in now)
+        self._rates = [] if is_unread else now
+        is_late = self._steps > AT_LATEST
+        self.is_settled = len(before) == len(self._rates) > 0 and all(map(le, self._rates, before))
+        self.is_settled = self.is_settled or (is_unread and is_late)
+        return is_late or (self._steps > AFTER and self.is_settled)
 
 
 def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[Forecast]:
@@ -248,19 +258,24 @@ def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.
         return None
     mean = sum(stuck.values()) / len(stuck)
     text = (
-        f"If a step changes weights by about the learning rate ({number(rate)} at step {step:,}), {percent(mean)} of "
-        f"these {forecast.dtype} weights are too coarse to change. Smaller steps change fewer of them. Gradients can "
-        "still look healthy. Use float32 master weights (autocast over float32 parameters, or the framework's switch) "
-        "or an optimizer that rounds stochastically."
+        f"At this learning rate ({number(rate)} at step {step:,}), {percent(mean)} of these {forecast.dtype} weights "
+        "are too coarse to change, if a step changes weights by about the rate. Gradients can still look healthy. Use "
+        "float32 master weights (autocast over float32 parameters, or the framework's switch) or an optimizer that "
+        "rounds stochastically."
     )
     return wire.Fact(f"{_SHORT[forecast.dtype]}_weights_lr", text, tuple(stuck))
 
 
 def _goes_by_the_rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Return True for Adam-like optimizers, unless a state of the weight's shape keeps the rounding errors."""
+    """Return True for Adam-like optimizers, unless they keep the rounding errors."""
+    return bool(_moments(optimizer, parameter)) and not keeps_rounding(optimizer, parameter)
+
+
+def keeps_rounding(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    """Return True if a state of the weight's shape keeps the rounding errors, or a master copy of the weight."""
     state = optimizer.state.get(parameter, {})
-    others = (each for key, each in state.items() if key not in _MOMENTS and isinstance(each, Tensor))
-    return bool(_moments(optimizer, parameter)) and not any(each.shape == parameter.shape for each in others)
+    others = (each for key, each in state.items() if key not in _MEMORIES and isinstance(each, Tensor))
+    return any(each.shape == parameter.shape for each in others)
 
 
 def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tensor]:

@@ -23,6 +23,7 @@ from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.fast_path import FastPath
 from gradcanary.tracking.layer_hooks import LayerHooks
+from gradcanary.tracking.not_optimized import NotOptimized
 from gradcanary.tracking.recorder import Recorder
 
 Optimizer = torch.optim.Optimizer
@@ -65,6 +66,8 @@ class Hooks:
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._layer_hooks = LayerHooks(recorder)
         self._fast_path = FastPath(recorder, self._layer_hooks, guard)
+        self._not_optimized = NotOptimized(recorder)
+        self._look_for_unheld = guard.wrap("looking for parameters in no optimizer", self._find_unheld)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: recorder.calls.defer())
         self._steps: list[Any] = []
         self.step_by_hand = recorder.meter.hook("noting a step by hand", self._stepped_by_hand, guard.catch)
@@ -108,6 +111,11 @@ class Hooks:
             handle.remove()
         self.recorder.remove_hooks()
         self._layer_hooks.remove()
+        self._not_optimized.stop()
+
+    def is_training_here(self) -> bool:
+        """Return True if this thread ran the last pass or step, or made the watch."""
+        return self._thread == threading.get_ident()
 
     def is_training_elsewhere(self) -> bool:
         """Return True if another living thread ran the last pass or step, or made the watch."""
@@ -209,6 +217,21 @@ class Hooks:
             if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
                 self.recorder.clock.step += before  # the last of them is still to be recorded
                 self._follow()
+        if self._not_optimized.is_due():
+            self._look_for_unheld()
+
+    def _find_unheld(self) -> None:
+        """List the parameters that no optimizer holds, once that is certain, and report them."""
+        optimizers = self.optimizers()
+        steps_of = [self._steps_of.get(optimizer, 0) for optimizer in optimizers]
+        if not self._not_optimized.stepped(optimizers, self._model(), steps_of):
+            return
+        self._follow(is_search_over=True)
+        found = {id(parameter) for each in self._not_optimized.found if (parameter := each.reference()) is not None}
+        if (layers := self.recorder.layers) is not None:
+            listed = zip(layers.layer_set.layers, layers.references, layers.optimizers, strict=True)
+            names = [layer.name for layer, reference, owner in listed if owner is None and id(reference()) in found]
+            self.recorder.add_fact(facts.not_optimized(names, self.recorder.clock.step))
 
     def _begin_session(self) -> None:
         if self.before_first_step is not None:
@@ -279,9 +302,11 @@ class Hooks:
         known |= {id(parameter) for other in self.optimizers() for parameter in parameters_of(other)}
         return any(id(parameter) in known for parameter in parameters_of(optimizer))
 
-    def _follow(self) -> None:
+    def _follow(self, *, is_search_over: bool = False) -> None:
         """Discover the layers; an error is not repeated until the optimizers change."""
         self._fast_path.leave()
+        if not is_search_over:
+            self._not_optimized.restart()
         optimizers, self._declared_at = self.optimizers(), declared_dtypes.revision()
         self._sizes = {id(optimizer): group_sizes(optimizer) for optimizer in optimizers}
         # The largest one; if it makes no step for long, the largest of those that do.
@@ -289,7 +314,8 @@ class Hooks:
         candidates = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
         main = max(candidates, key=count_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
-        layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
+        unheld = self._not_optimized.found
+        layers = discover(optimizers, self._model(), self.settings, self.guard.catch, unheld)
         if not len(layers):
             self.guard.print_once("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.recorder.follow(layers)

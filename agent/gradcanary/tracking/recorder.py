@@ -435,8 +435,10 @@ class Recorder:
 
 
 def layers_of_optimizers(layers: Layers, owners: Sequence[int], first: int | None) -> dict[int | None, list[int]]:
-    """Return the layers of each optimizer, by its id. Those of no optimizer go to the ``first`` one."""
+    """Return the measured layers of each optimizer, by its id. Those of no optimizer go to the ``first`` one."""
     owned_layers: dict[int | None, list[int]] = {first: []}
     for layer, owner in enumerate(layers.optimizers):
+        if layer in layers.unmeasured:
+            continue
         owned_layers.setdefault(first if owner is None else owners[owner], []).append(layer)
     return owned_layers

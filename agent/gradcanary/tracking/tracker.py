@@ -544,7 +544,7 @@ class OptimizerTracker:
     def forecast(self, optimizer: torch.optim.Optimizer) -> None:
         """After a step, report once the problems to expect with weights or moments of low precision.
 
-        Each of the three parts has a guard of its own.
+        Each part has a guard of its own.
         """
         sampler, sample = self.sampler, self.window.sample
         if sampler.forecast_schedule.is_done or not self._clock.has_layers:
@@ -555,6 +555,7 @@ class OptimizerTracker:
         wrap = self._context.guard.wrap
         wrap("forecasting of moments", self._forecast_moments)(optimizer)
         wrap("forecasting of weights", sampler.add_forecasts)(optimizer, sample)
+        wrap("looking for master copies", sampler.exempt_kept)(optimizer)
         has_scale = self.window.loss_scale is not None or of_kind(sample.parts, Kind.SCALE) is not None
         if "float16" in sample.dtypes and not has_scale:
             self._context.on_fact(facts.NO_SCALER)

@@ -172,7 +172,7 @@ def _compared(before: Before, after: Floats, now: float, highest: float) -> str:
 
 def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
     """Return the clause in the word order of the collector's headline."""
-    is_late = incident["rule"] in severity.ABSENCE_RULES
+    is_late = incident["rule"] in severity.PROCESS_RULES
     return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
 
 

@@ -1,4 +1,4 @@
-"""Severities, and the rules about absence."""
+"""Severities, and the rules about the process."""
 
 from __future__ import annotations
 
@@ -7,3 +7,6 @@ SEVERITIES = ("information", "warning", "critical")
 
 ABSENCE_RULES = ("silent", "stalled")
 """Rules about missing requests or steps: the end of the run resolves them."""
+
+PROCESS_RULES = (*ABSENCE_RULES, "crash")
+"""Rules about the process, not about layers: what they report comes last in a headline."""

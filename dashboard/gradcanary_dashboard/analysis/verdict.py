@@ -51,7 +51,7 @@ def verdict(run: Mapping[str, Any]) -> Verdict:
 def _ended(run: Mapping[str, Any]) -> Verdict:
     """Return the verdict on a run that ended on an incident."""
     text = run["headline"] or "ended on an incident"
-    if run["state"] != "crashed":
+    if run["state"] != "crashed" or "crash" in run["firing"]:  # its incident has the headline
         return Verdict(run["severity_at_end"], text[0].upper() + text[1:])
     if run["severity_at_end"] == "information":
         return Verdict("warning", f"{_crash(run)}; {text}")

@@ -92,6 +92,7 @@ def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> 
         evidence = [html.Li(elements.prose(text)) for text in cause["evidence"]]
         children += [html.H4("Likely cause"), html.P(elements.prose(cause["text"]))]
         children += [html.Ul(evidence)] if evidence else []
+        children += incident_text.frames(incident)
     if fix:
         children += [html.H4("Fix"), html.P(fix["text"]), *([elements.code(fix["code"])] if fix["code"] else [])]
     return [*children, *_members(incident, view, layer)]

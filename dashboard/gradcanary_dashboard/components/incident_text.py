@@ -20,6 +20,12 @@ def outcome(incident: Mapping[str, Any]) -> list[Any]:
     return [elements.icon("check"), numbers.RESOLUTIONS.get(resolution, resolution or "resolved")]
 
 
+def frames(incident: Mapping[str, Any]) -> list[Any]:
+    """Return the frames of the exception that ended the training, as a block of code."""
+    crash = incident.get("crash")
+    return [elements.code("\n".join(crash["frames"]))] if crash and crash["frames"] else []
+
+
 def quiet(incident: Mapping[str, Any]) -> list[Any]:
     """Return who knows of an incident, and until when nobody is told of it."""
     ack, silenced = incident["acked"], incident["silenced"]

@@ -130,6 +130,7 @@ def _cause(incident: Mapping[str, Any]) -> list[Component]:
     evidence = [html.Li(elements.prose(text)) for text in cause["evidence"]]
     shown: list[Component] = [html.P(elements.prose(cause["text"]))]
     shown += [html.Ul(evidence, className="evidence")] if evidence else []
+    shown += incident_text.frames(incident)
     if cause["incidents"]:
         links = [html.Li(dcc.Link(f"#{number}", href=f"/incidents/{number}")) for number in cause["incidents"]]
         shown += [html.Div([html.Span("Related incidents"), html.Ul(links)], className="linked")]

@@ -22,7 +22,7 @@ from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.incidents import service, silences
 from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
-from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, RANKS
+from gradcanary_server.incidents.lifecycle import PROCESS_RULES, RANKS
 from gradcanary_server.incidents.repository import WHOLE_RUN_NO
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify.endpoints import label
@@ -79,6 +79,21 @@ class LastDelivery(TypedDict):
     state: DeliveryState
 
 
+class CrashShape(TypedDict):
+    """The exception that ended the training; ``frames`` are the innermost first, user code before the library's.
+
+    ``memory`` is what ran out (cpu, cuda, hip, xpu, mps), null for any other exception; ``peak_bytes`` is its peak.
+    ``rank`` is null if there is one process. The message is empty if the agent keeps it to itself.
+    """
+
+    type: str
+    message: str
+    frames: list[str]
+    memory: str | None
+    peak_bytes: Count | None
+    rank: Count | None
+
+
 class IncidentSummary(TypedDict):
     """An incident without its layers and deliveries."""
 
@@ -102,6 +117,7 @@ class IncidentSummary(TypedDict):
     summary: str
     likely_cause: LikelyCause
     fix: Fix
+    crash: CrashShape | None
     url: str
 
 
@@ -248,7 +264,7 @@ def _worst_first() -> tuple[ColumnElement[int], ...]:
     stage = case((incident.c.state == "open", 2), (is_ended_on, 1), else_=0)
     is_over = stage == 0
     severity = case((is_over, 0), else_=case(RANKS, value=incident.c.severity, else_=0))
-    of_layers = case((is_over | incident.c.rule.in_(ABSENCE_RULES), 0), else_=1)
+    of_layers = case((is_over | incident.c.rule.in_(PROCESS_RULES), 0), else_=1)
     return stage, severity, of_layers, incident.c.incident_id
 
 
@@ -383,9 +399,16 @@ def _summary(
         "summary": detail.summary,
         "likely_cause": detail.cause,
         "fix": detail.fix,
+        "crash": _crash(detail),
         "url": service.incident_url(public_url, detail.run, detail.id),
     }
     return select_keys(IncidentSummary, {**vars(record), **computed})
+
+
+def _crash(detail: IncidentDetail) -> Json | None:
+    crash = detail.incident.crash
+    rank = next((member.rank for member in detail.members.values()), None)
+    return None if crash is None else select_keys(CrashShape, {**vars(crash), "rank": rank})
 
 
 def _silenced(detail: IncidentDetail, active: Sequence[Silence]) -> SilencedShape | None:

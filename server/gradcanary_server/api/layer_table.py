@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gradcanary import wire
 from gradcanary_server.api.charts import block_name
@@ -14,6 +14,7 @@ from gradcanary_server.rules.state import Verdict
 from gradcanary_server.storage import layers, rule_states
 from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.runs import launch_order
+from gradcanary_server.storage.schema import incident, incident_layer
 from gradcanary_server.tsdb.log import LoggedBatch
 from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.tsdb.tiles import ABSENT
@@ -77,11 +78,25 @@ def build_layer_table(connection: Connection, measurements: Reader, run_id: int)
     for batch in measurements.latest(connection, run_id):
         latest.update(batch, order[batch.launch_no])
     verdicts = rule_states.read_state(connection, run_id).state.verdicts([row.layer_no for row in rows])
+    _fill_frozen(connection, run_id, latest.values["frozen_fraction"])
     values = {stat: _to_json_numbers(plane) for stat, plane in latest.values.items()}
     return [
         _to_json(row, latest, {stat: numbers[row.layer_no] for stat, numbers in values.items()}, verdict)
         for row, verdict in zip(rows, verdicts, strict=True)
     ]
+
+
+def _fill_frozen(connection: Connection, run_id: int, shares: NDArray[np.float32]) -> None:
+    """Fill in the shares that incidents name, of layers whose last measurement is older than the samples read."""
+    of_incident = (incident_layer.c.run_id == incident.c.run_id) & (
+        incident_layer.c.incident_id == incident.c.incident_id
+    )
+    query = select(incident_layer.c.layer_no, incident_layer.c.value).join(incident, of_incident)
+    query = query.where(incident.c.run_id == run_id, incident.c.rule.in_(("frozen", "in_vain")))
+    query = query.where(incident_layer.c.layer_no >= 0, incident_layer.c.value.is_not(None))
+    for number, value in connection.execute(query.order_by(incident_layer.c.since_step.desc())):
+        if np.isnan(shares[number]):
+            shares[number] = value
 
 
 def _to_json_numbers(values: NDArray[np.float32]) -> list[float | None]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
-from gradcanary.wire import Fact
+from gradcanary.wire import Crash, Fact
 from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.types import Jump
@@ -31,6 +31,7 @@ DEFAULT = ""
 _AFTER = {
     "collapse": {rule: f"after_{rule}" for rule in ("nonfinite", "explosion", "scale_drop", "vanished")},
     "explosion": {"nonfinite": "after_nonfinite"},
+    "unused": {"not_optimized": "after_not_optimized"},
     "silent": {"stalled": "ended_while_stalled"},
 }
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
@@ -42,8 +43,11 @@ _CODES = {
     "accumulation_loss": {DEFAULT: "lossy_sum"},
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
+    "in_vain": {"clipped": "in_vain_clipped", DEFAULT: "in_vain"},
+    "second_moments": {DEFAULT: "coarse_moments"},
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
+    "not_optimized": {DEFAULT: "in_no_optimizer"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
@@ -106,10 +110,14 @@ def needs_all_layers(rule: str, members: Iterable[Member]) -> bool:
 
 def likely_cause(context: CauseContext) -> LikelyCause:
     """Return the likely cause of an incident with its evidence."""
+    if context.incident.crash is not None:
+        return _crash_cause(context, context.incident.crash)
     code, evidence = _cause(context)
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
+    if context.incident.rule == "in_vain":  # weights that stand still are what it is about
+        others = [near for near in others if near.rule != "frozen"]
     nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
     return LikelyCause(
         code=code,
@@ -223,6 +231,23 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     if any(near.rule == "explosion" for near in context.near):
         return "diverged", []
     return ("sudden_nonfinite_loss" if loss.evidence == "loss_steady" else "nonfinite_loss"), []
+
+
+def _crash_cause(context: CauseContext, crash: Crash) -> LikelyCause:
+    """Return the cause of a crash: settings and facts of the run are none."""
+    raised = [f"raised in {crash.frames[0]}"] if crash.frames else []
+    others = _before_crash(context, crash)
+    code = "out_of_memory" if crash.memory is not None else "exception_after_fault" if others else "exception"
+    nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
+    return LikelyCause(code, CAUSES[code].text, (*raised, *nearby), tuple(near.id for near in others))
+
+
+def _before_crash(context: CauseContext, crash: Crash) -> list[NearbyIncident]:
+    """Return the incidents that may have led to the exception: non-finite or exploding values shortly before it."""
+    if crash.memory is not None:
+        return []
+    first = context.incident.since_step - NEAR_STEPS
+    return [near for near in context.near if near.rule in ("nonfinite", "explosion") and near.opened_step >= first]
 
 
 def _vanished(context: CauseContext) -> tuple[str, list[str]]:

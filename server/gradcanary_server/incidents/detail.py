@@ -120,11 +120,13 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
 
 def _nearby(connection: Connection, row: RowMapping) -> tuple[NearbyIncident, ...]:
     """Return the other incidents that opened before this one and are open, or opened shortly before it."""
-    recent = incident.c.opened_step >= row["opened_step"] - causes.NEAR_STEPS
+    step = row["opened_step"] if row["rule"] != "crash" else row["since_step"]  # of its last crash
+    recent = incident.c.opened_step >= step - causes.NEAR_STEPS
     query = select(incident).where(
         incident.c.run_id == row["run_id"],
         incident.c.incident_id != row["incident_id"],
-        incident.c.opened_step <= row["opened_step"],
+        incident.c.opened_step <= step,
+        incident.c.rule != "crash",
         or_(incident.c.state == "open", and_(recent, incident.c.launch_no == row["launch_no"])),
     )
     others = connection.execute(query.order_by(incident.c.incident_id))

@@ -7,10 +7,12 @@ stays a member, and the incident resolves with its last firing member.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gradcanary.wire import Crash
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, Severity, Transition
 
 State = Literal["open", "resolved"]
@@ -20,6 +22,12 @@ RANKS: dict[Severity, int] = {severity: rank for rank, severity in enumerate(SEV
 
 ABSENCE_RULES = ("silent", "stalled")
 """Rules of silent and stalled runs: the end of the run resolves them, and leaves no layer unrecovered."""
+
+PROCESS_RULES = (*ABSENCE_RULES, "crash")
+"""Rules about the process: what they report comes after what its layers did."""
+
+_LOST_PEER = re.compile(r"nccl|gloo|closed by peer|connection (?:reset|refused)|broken pipe|DistBackend", re.IGNORECASE)
+"""Exceptions of a rank that waited for one that was gone."""
 
 RULE_CHANGE_S = 3_600.0
 """The time in which a changed rule finds a lasting fault again: 20 steps of three minutes."""
@@ -49,7 +57,7 @@ class Incident:
     """An incident without its members; ``run_id`` and ``id`` are None before it is stored.
 
     ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired. ``lr_jumps`` are learning-rate
-    jumps shortly before.
+    jumps shortly before; ``crash`` is the exception of the rule crash.
     """
 
     rule: str
@@ -69,6 +77,7 @@ class Incident:
     reopened_at: float | None = None
     acked: float | None = None
     lr_jumps: tuple[Jump, ...] = ()
+    crash: Crash | None = None
     run_id: int | None = None
     id: int | None = None
 
@@ -122,10 +131,19 @@ class IncidentCase:
         self.incident = replace(
             self.incident,
             severity=_higher(self.incident.severity, change.severity),
-            since_step=min(self.incident.since_step, change.since_step),
+            since_step=min(self.incident.since_step, change.since_step) if change.crash is None else change.since_step,
             firing=self.incident.firing + (is_layer and not is_firing),
             ever_firing=self.incident.ever_firing + (is_layer and before is None),
+            crash=change.crash or self.incident.crash,
         )
+
+    def add_crash(self, change: Transition) -> None:
+        """Take over the crash of another rank of the launch if the one before was a consequence of it."""
+        crash = self.incident.crash
+        if crash is None or change.crash is None or not _lost_peer(crash) or _lost_peer(change.crash):
+            return
+        self._put(None, replace(self.members[None], since_step=change.since_step, rank=change.rank))
+        self.incident = replace(self.incident, crash=change.crash, since_step=change.since_step)
 
     def resolve(self, change: Transition, now: float) -> None:
         """End a member's span; the incident resolves with the last one. Ignores a layer that does not fire."""
@@ -257,8 +275,12 @@ def _fired(change: Transition, before: Member | None) -> Member:
         baseline=_finite(change.baseline),
         siblings=_finite(change.siblings),
         evidence=change.evidence,
-        rank=before.rank if before is not None and before.until_step is None else None,
+        rank=before.rank if before is not None and before.until_step is None else change.rank,
     )
+
+
+def _lost_peer(crash: Crash) -> bool:
+    return _LOST_PEER.search(f"{crash.type}: {crash.message}") is not None
 
 
 def _finite(number: float | None) -> float | None:

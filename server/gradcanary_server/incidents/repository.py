@@ -10,6 +10,7 @@ from dataclasses import asdict, astuple, fields
 
 from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
+from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, IncidentCase, Member
 from gradcanary_server.rules.types import Jump
@@ -18,7 +19,7 @@ from gradcanary_server.storage.schema import incident, incident_layer, is_of_inc
 WHOLE_RUN_NO = -1
 """The layer_no of a member that is the whole run."""
 
-_COLUMNS = [field.name for field in fields(Incident) if field.name not in ("run_id", "id", "lr_jumps")]
+_COLUMNS = [field.name for field in fields(Incident) if field.name not in ("run_id", "id", "lr_jumps", "crash")]
 _MEMBER = [field.name for field in fields(Member)]
 
 
@@ -55,7 +56,8 @@ def load_members(connection: Connection, run_id: int, incident_id: int) -> dict[
 def incident_from_row(row: RowMapping) -> Incident:
     lr_jumps = tuple(Jump(*values) for values in json.loads(row["lr_jumps"]))
     columns = {key: row[key] for key in _COLUMNS}
-    return Incident(run_id=row["run_id"], id=row["incident_id"], lr_jumps=lr_jumps, **columns)
+    crash = _crash(row["crash"])
+    return Incident(run_id=row["run_id"], id=row["incident_id"], lr_jumps=lr_jumps, crash=crash, **columns)
 
 
 def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> None:
@@ -63,6 +65,7 @@ def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> No
     row = {
         **{key: getattr(case.incident, key) for key in _COLUMNS},
         "lr_jumps": json.dumps([astuple(jump) for jump in case.incident.lr_jumps]),
+        "crash": None if case.incident.crash is None else json.dumps(asdict(case.incident.crash)),
         "headline": text.headline(case.incident, case.members),
         "notifications_done": False,
     }
@@ -75,6 +78,13 @@ def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> No
         row["revision"] = incident.c.revision + 1
         connection.execute(update(incident).where(is_of_incident(incident, run_id, incident_id)).values(**row))
     _save_members(connection, run_id, incident_id, case)
+
+
+def _crash(stored: str | None) -> Crash | None:
+    if stored is None:
+        return None
+    columns = json.loads(stored)
+    return Crash(**{**columns, "frames": tuple(columns["frames"])})
 
 
 def _case(connection: Connection, row: RowMapping) -> IncidentCase:

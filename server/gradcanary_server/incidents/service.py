@@ -17,6 +17,7 @@ from gradcanary_server.errors import invalid
 from gradcanary_server.incidents import repository, text
 from gradcanary_server.incidents.lifecycle import (
     ABSENCE_RULES,
+    PROCESS_RULES,
     RANKS,
     IncidentCase,
     TransitionContext,
@@ -109,6 +110,34 @@ def record_transitions(
             repository.save_incident(connection, run_id, case)
 
 
+def record_crash(
+    connection: Connection, run_id: int, launch_no: int, crashed: Transition, now: float, reopen_s: float
+) -> None:
+    """Open or reopen the incident of a crash; a launch has one, whatever the number of ranks that crash."""
+    case = repository.latest_incident(connection, run_id, crashed.rule)
+    if case is None or case.incident.launch_no != launch_no:
+        record_transitions(connection, run_id, launch_no, [crashed], now, reopen_s)
+        return
+    case.add_crash(crashed)
+    if case.has_changed:
+        repository.save_incident(connection, run_id, case)
+
+
+def resume_after_crash(connection: Connection, run_id: int, launch_no: int, now: float) -> None:
+    """Note on the incident of a crash that another launch goes on: the next crash is another one."""
+    case = repository.latest_incident(connection, run_id, "crash")
+    if case is not None and case.is_firing and case.incident.launch_no != launch_no:
+        step = case.incident.opened_step
+        case.resolve(Transition(step, "crash", None, "resolved", "critical", step, resolution="resumed"), now)
+        repository.save_incident(connection, run_id, case)
+
+
+def crashed_runs(connection: Connection) -> frozenset[int]:
+    """Return the runs with an open incident of a crash: one rank crashed, and others did not end."""
+    query = select(incident.c.run_id).where(incident.c.state == "open", incident.c.rule == "crash")
+    return frozenset(connection.scalars(query))
+
+
 def open_absence_rules(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
     """Return the rules of open incidents of silent and stalled runs, by run."""
     query = select(incident.c.run_id, incident.c.rule).where(incident.c.state == "open")
@@ -124,7 +153,8 @@ def open_absence_rules(connection: Connection, run_ids: Collection[int] | None =
 def close_run(connection: Connection, run_id: int, step: int, now: float, resolution: str) -> None:
     """Resolve every open incident of a run; its members still fire, they did not recover."""
     for case in repository.open_incidents(connection, run_id):
-        closed = IncidentCase(close_incident(case.incident, step, now, resolution), case.members)
+        at = max(step, case.incident.opened_step)  # a crash is in the step after the last one
+        closed = IncidentCase(close_incident(case.incident, at, now, resolution), case.members)
         repository.save_incident(connection, run_id, closed)
 
 
@@ -178,7 +208,7 @@ def incident_url(public_url: str, run_name: str, incident_id: int) -> str:
 def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, RunHeadline]:
     """Return the headline of each of these runs: that of the worst open incident, the newest of equals.
 
-    An incident of a silent or stalled run comes after the one of its layers. A run that ended on an incident keeps its
+    An incident of the process comes after the one of its layers. A run that ended on an incident keeps its
     headline while a member still fires; of each rule only the newest incident counts.
     """
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
@@ -222,15 +252,15 @@ def _headline(rows: list[RowMapping]) -> RunHeadline:
     if not rows:
         return RunHeadline()
     worst = max(opened or rows, key=_priority)
-    absence = max((row for row in opened if row["rule"] in ABSENCE_RULES), key=_priority, default=worst)
+    process = max((row for row in opened or rows if row["rule"] in PROCESS_RULES), key=_priority, default=worst)
     return RunHeadline(
         open_incidents=[row["incident_id"] for row in opened],
         worst=worst["severity"] if opened else None,
         firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in opened or rows},
-        headline=worst["headline"] if absence is worst else f"{worst['headline']}; {absence['headline']}",
+        headline=worst["headline"] if process is worst else f"{worst['headline']}; {process['headline']}",
         severity_at_end=None if opened else worst["severity"],
     )
 
 
 def _priority(row: RowMapping) -> tuple[int, bool, int]:
-    return RANKS[row["severity"]], row["rule"] not in ABSENCE_RULES, row["incident_id"]
+    return RANKS[row["severity"]], row["rule"] not in PROCESS_RULES, row["incident_id"]

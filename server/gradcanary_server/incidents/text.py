@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
+from gradcanary.wire import Crash
 from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
@@ -28,6 +29,9 @@ SHOWN = 3
 """Groups of layers that a sentence names; the others are counted."""
 
 MAX_GROUPS = 20
+MAX_MESSAGE = 100
+"""Characters of the message of an exception in a headline."""
+
 MAX_WORDS = 80
 """Characters of one group in a sentence: names may have 500."""
 
@@ -52,7 +56,9 @@ _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say th
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
 _NEVER = "{layers} {are} trainable and never had a gradient, {since}"
-_STILL = "{count} {have} weights that stand still, measured {at}"
+_STILL = "{count} {have} weights that stand still {since}"
+_IN_VAIN = "{count} {are} trained in vain {since}"
+_VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
 _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
@@ -95,15 +101,13 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {are} summed in another dtype than declared, seen {at}",
         "{layers} {are} summed in another dtype than the configuration asks for, seen {at}",
     ),
-    ("frozen", "forecast"): Words(
-        "{count} {are} too coarse for small updates, seen {at}",
-        "{layers} {have} weights or optimizer states too coarse for small updates, seen {at}",
-    ),
-    ("frozen", "measured"): Words(
-        _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, {at}"
-    ),
-    ("frozen", "stopped"): Words(
-        _STILL, "{layers} moved, and now {share} of {their} weights did not in fifty steps or more, {at}"
+    ("frozen", "measured"): Words(_STILL, "{layers} {have} weights of which {share} stood still {when}"),
+    ("frozen", "stopped"): Words(_STILL, "{layers} moved before, and {share} of {their} weights stood still {when}"),
+    ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
+    ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
+    ("second_moments", None): Words(
+        "{count} {have} second moments that cannot decay, seen {at}",
+        "{layers} {have} second moments in low precision that rise and cannot decay, seen {at}",
     ),
     ("fp16_underflow", "no_scaler"): Words(
         "{count} {have} float16 gradients without a GradScaler, seen {at}",
@@ -115,6 +119,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {are} clipped before unscaling, seen {at}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",
     ),
+    ("not_optimized", None): Words(
+        "{count} {are} in no optimizer, seen {at}",
+        "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen {at}",
+    ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; no loss is known that could explain it"),
@@ -125,8 +133,11 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("stalled", "no_step"): Words(
         "no new step since its start", "the process is alive but has made no step since its start ({moment})"
     ),
+    ("crash", "exception"): Words("{error} {where}{start}", "{error} {where} ended the training{message}"),
+    ("crash", "memory"): Words("{memory} {where}{peak}", "{memory} {where}{peak} ended the training: {error}{message}"),
 }
-"""By rule and evidence; nonfinite by loss and layers, scale_drop by what is known of the loss.
+"""By rule and evidence; nonfinite by loss and layers, scale_drop by what is known of the loss, crash by the
+kind of exception.
 
 ``at`` and ``since`` name the first and the last ``since_step`` of the members (when it began), not ``opened_step``
 (when it was certain). Values of several layers are medians, and say so.
@@ -134,8 +145,20 @@ WORDS: dict[tuple[str, str | None], Words] = {
 
 UNKNOWN = Words("{count} fired {at}", "{layers} fired {at}")
 
-_SINGULAR = {"are": "is", "were": "was", "have": "has", "their": "its", "them": "it", "gradient": "gradient"}
-_PLURAL = {"are": "are", "were": "were", "have": "have", "their": "their", "them": "them", "gradient": "gradients"}
+_PLURAL = {word: word for word in ("are", "were", "have", "their", "them", "they", "receive", "change")} | {
+    "gradient": "gradients"
+}
+_SINGULAR = {
+    "are": "is",
+    "were": "was",
+    "have": "has",
+    "their": "its",
+    "them": "it",
+    "they": "it",
+    "receive": "receives",
+    "change": "changes",
+    "gradient": "gradient",
+}
 
 ENDS = {
     "recovered": "Recovered{at}.",
@@ -204,6 +227,20 @@ def describe_layers(names: Sequence[str], others: Sequence[str]) -> str:
     return ", ".join(words) + (f" and {count(more, 'more group')}" if more else "")
 
 
+def format_bytes(size: int) -> str:
+    """Return bytes in the largest unit of which there is at least one: 72.8 GiB, 412 MiB."""
+    units = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+    power, name = next((each for each in units if size >= 2 ** each[0]), units[-1])
+    number = size / 2**power
+    decimals = max(3 - len(str(int(number))), 0) if power else 0
+    return f"{number:.{decimals}f} {name}"
+
+
+def truncate(text: str, length: int) -> str:
+    """Return at most ``length`` characters, without the end."""
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
+
+
 def truncate_middle(text: str, length: int) -> str:
     """Return at most ``length`` characters, without the middle."""
     half = (length - 1) // 2
@@ -222,6 +259,8 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     if incident.rule == "scale_drop":
         is_unknown = incident.severity == "warning" and any(each.evidence == "no_loss" for each in members.values())
         return {"no_loss" if is_unknown else incident.severity: []}
+    if incident.crash is not None:
+        return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:
         return {member.evidence: [] for member in members.values()}
     by_kind = {kind: [layer for layer in layers if members[layer].evidence == kind] for kind in EVIDENCE}
@@ -240,7 +279,10 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         "at": f"at {steps}",
         "since": f"since {steps}",
         "step": f"{first:,}",
+        "when": _when(incident, first, last),
     }
+    if incident.crash is not None:
+        fields |= _crash_fields(incident.crash, next(iter(members)))
     if incident.rule == "scale_drop":
         decades = next((member.value for member in members if member.value is not None), None)
         fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"
@@ -251,6 +293,29 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
         moment = datetime.fromtimestamp(noticed - seconds, tz=timezone.utc)
         fields["moment"] = f"{moment:%Y-%m-%d %H:%M} UTC"
     return fields
+
+
+def _crash_fields(crash: Crash, member: Member) -> dict[str, str]:
+    at = "before the first step" if member.evidence == "no_step" else f"at step {member.since_step:,}"
+    message = crash.message.rstrip(".")
+    return {
+        "error": crash.type,
+        "where": at if member.rank is None else f"in rank {member.rank} {at}",
+        "message": f": {message}" if message else "",
+        "start": f": {truncate(message, MAX_MESSAGE)}" if message else "",
+        "memory": "out of memory" if crash.memory in (None, "cpu") else f"{crash.memory.upper()} out of memory",
+        "peak": "" if crash.peak_bytes is None else f" (peak {format_bytes(crash.peak_bytes)})",
+    }
+
+
+def _when(incident: Incident, first: int, last: int) -> str:
+    """Return the steps between which weights stood still; layers are measured in turns, over equal spans."""
+    span = 0 if incident.reopened else incident.opened_step - incident.since_step
+    if not span:
+        return f"since step {first:,}"
+    if first == last:
+        return f"between step {first:,} and {first + span:,}"
+    return f"over {span:,} steps, measured in turns from step {first:,} to {last + span:,}"
 
 
 def _values(members: Collection[Member]) -> dict[str, str]:
@@ -314,6 +379,8 @@ def _idle(members: Collection[Member]) -> str:
 
 
 def _ending(incident: Incident) -> str:
+    if incident.rule == "crash":
+        return " Another launch went on." if incident.resolution == "resumed" else ""
     if incident.state == "open":
         if not incident.ever_firing > incident.firing > 0:
             return ""

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.incidents import repository, service
@@ -67,12 +67,21 @@ class Watchdog(BackgroundLoop):
         absence = find_absences(connection, now, self._rules, run_id).get(run_id)
         if absence is None:
             return  # a request came meanwhile, or another collector was first
+        if run_id in service.crashed_runs(connection):
+            self._end_crashed(connection, run_id, absence, now)
+            return
         evidence: Evidence | None = None
         if absence.has_lost_rank or absence.step is None:
             evidence = "lost_rank" if absence.has_lost_rank else "no_step"
         step, severity, quiet_s = absence.step or 0, SEVERITIES[absence.rule], now - absence.since
         fired = Transition(step, absence.rule, None, "fired", severity, step, quiet_s, evidence=evidence)
         service.record_transitions(connection, run_id, absence.launch_no, [fired], now, self._rules.pace.reopen_s)
+        runs.bump_revision(connection, run_id)
+
+    def _end_crashed(self, connection: Connection, run_id: int, absence: Absence, now: float) -> None:
+        """End a run of which one rank crashed and the others are silent: their launcher killed them."""
+        connection.execute(update(run).where(run.c.run_id == run_id).values(ended="crashed"))
+        service.close_run(connection, run_id, absence.step or 0, now, "run_finished")
         runs.bump_revision(connection, run_id)
 
     def _run(self) -> None:
@@ -94,11 +103,13 @@ def find_absences(connection: Connection, now: float, rules: Rules, run_id: int 
     for row in connection.execute(query):
         open_sessions[row.run_id].append(row)
     open_rules, since = service.open_absence_rules(connection), heartbeat.listening_since(connection, now)
+    crashed = service.crashed_runs(connection)
     absences: dict[int, Absence] = {}
     for number, rows in open_sessions.items():
         times = StepTimes(rows[0].mean_step_s, rows[0].longest_step_s)
         absence = find_absence(rows, rows[0].step, times, open_rules.get(number, ()), now, since, rules)
-        if absence is not None:
+        # A crash explains that the other ranks make no step.
+        if absence is not None and not (absence.rule == "stalled" and number in crashed):
             absences[number] = absence
     return absences
 

@@ -5,6 +5,7 @@ Batches are in :mod:`gradcanary_server.tsdb.batch`.
 
 import contextlib
 import re
+from dataclasses import replace
 
 from pydantic_core import from_json
 
@@ -25,10 +26,15 @@ from gradcanary_server.validation import (
 MAX_SHORT_TEXT = 100
 MAX_CLASS = 200
 MAX_FACTS = 1_000
+MAX_CRASH_MESSAGE = 300
+MAX_FRAMES = 10
+MAX_FRAME = 300
 
 STEP_SOURCES = ("given", "framework", "optimizer", "relative")
 END_STATES = ("finished", "crashed", "detached")
 """Ends after which a session sends nothing more; a silent one may come back."""
+
+MEMORIES = ("cpu", "cuda", "hip", "xpu", "mps")
 
 ID = r"^(?!\.)[A-Za-z0-9._-]{1,64}$"
 """As in JSON Schema, where ``$`` is the end; in Python it also matches before a last line feed."""
@@ -148,4 +154,18 @@ def read_end(raw: bytes) -> wire.End:
     check_int(message.last_step, "last_step", 0, MAX_STEP)
     check_text(message.error, "error", LIMITS.max_body, lines=True)
     # The agent does not know this limit, so a long stack trace is no reason to refuse the end.
-    return wire.End(message.state, message.last_step, message.error and message.error[-MAX_TEXT:])
+    _check_crash(message.crash)
+    return replace(message, error=message.error and message.error[-MAX_TEXT:])
+
+
+def _check_crash(crash: wire.Crash | None) -> None:
+    if crash is None:
+        return
+    check_text(crash.type, "crash.type", MAX_SHORT_TEXT, shortest=1)
+    check_text(crash.message, "crash.message", MAX_CRASH_MESSAGE)
+    check_member(crash.memory, "crash.memory", MEMORIES)
+    check_int(crash.peak_bytes, "crash.peak_bytes", 0, 2**63 - 1)
+    if len(crash.frames) > MAX_FRAMES:
+        raise invalid(f"A crash has at most {MAX_FRAMES} frames.", "crash.frames")
+    for number, frame in enumerate(crash.frames):
+        check_text(frame, f"crash.frames.{number}", MAX_FRAME)

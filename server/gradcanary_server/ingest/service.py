@@ -64,6 +64,7 @@ class Ingest:
         self._sets = sets
         self._log = log
         self._public_url = public_url
+        self._rules = rules
         self._evaluator = Evaluator(database, rules, log, cache_bytes)
         self.rule_versions = self._evaluator.rule_versions
         self.listening_since: float | None = None
@@ -132,7 +133,7 @@ class Ingest:
             if row.is_sharded:
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_end(session_id))
-            sessions.end_session(connection, row, message, now)
+            sessions.end_session(connection, row, message, now, self._rules)
             stored = self._stored(connection, row.run_id, "ok", row.next_seq)
         return self._reply(stored)
 

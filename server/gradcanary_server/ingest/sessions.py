@@ -18,6 +18,8 @@ from gradcanary_server.errors import RequestError
 from gradcanary_server.incidents import service, watchdog
 from gradcanary_server.ingest import rank_layers
 from gradcanary_server.ingest.messages import MAX_FACTS
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.types import Evidence, Transition
 from gradcanary_server.storage import layers, runs
 from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.runs import DETACHED, SILENT, bump_revision, check_deleted
@@ -95,7 +97,7 @@ def check_role(row: Record) -> None:
         raise RequestError(409, "unknown_layer_set", "No hello told whether this session sends shards.", "sharded")
 
 
-def end_session(connection: Connection, row: Record, message: wire.End, now: float) -> None:
+def end_session(connection: Connection, row: Record, message: wire.End, now: float, rules: Rules) -> None:
     """Store the end of a session; the run and its incidents end with the last open session of its newest launch.
 
     The incidents of a detached run stay open: detaching is not a recovery. One rank with the training's own end decides
@@ -106,6 +108,8 @@ def end_session(connection: Connection, row: Record, message: wire.End, now: flo
     record_activity(connection, row, now, {"ended": message.state, "error": message.error}, message.last_step)
     if runs.newer_launches(connection, row.run_id, row.launch_no):
         return
+    if message.crash is not None and rules.crash.enabled:
+        _record_crash(connection, row, message, now, rules.pace.reopen_s)
     of_launch = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no)
     states = connection.scalars(select(session.c.ended).where(of_launch, session.c.rank >= 0)).all()
     if None in states:
@@ -114,6 +118,18 @@ def end_session(connection: Connection, row: Record, message: wire.End, now: flo
     ended = next((state for state in ("crashed", "finished") if state in states), DETACHED)
     connection.execute(update(run).where(run.c.run_id == row.run_id).values(ended=ended))
     close_incidents(connection, row.run_id, ended, now)
+
+
+def _record_crash(connection: Connection, row: Record, message: wire.End, now: float, reopen_s: float) -> None:
+    """Record the exception that ended a rank, at the step after its last one."""
+    last_step = row.max_step if message.last_step is None else message.last_step
+    step = 0 if last_step is None else last_step + 1
+    rank = row.rank if json.loads(row.hello)["world_size"] > 1 else None
+    evidence: Evidence | None = "no_step" if last_step is None else None
+    crashed = Transition(
+        step, "crash", None, "fired", "critical", step, evidence=evidence, crash=message.crash, rank=rank
+    )
+    service.record_crash(connection, row.run_id, row.launch_no, crashed, now, reopen_s)
 
 
 def close_incidents(connection: Connection, run_id: int, ended: str, now: float) -> None:
@@ -191,6 +207,7 @@ def _supersede_launches(connection: Connection, run_id: int, launch_no: int, now
     connection.execute(update(session).where(older).values(ended=SILENT))
     connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None, archived=False))
     watchdog.close_absence(connection, run_id, "silent", "resumed", now)
+    service.resume_after_crash(connection, run_id, launch_no, now)
 
 
 def _role_columns(rank: int, *, sharded: bool) -> dict[str, object]:

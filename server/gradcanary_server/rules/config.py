@@ -191,6 +191,26 @@ class Frozen(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class InVain(Section):
+    """Low-precision weights that hardly move, in most measured layers, while the loss is flat."""
+
+    share: Share = 0.95
+    """Of the elements of a layer that fifty steps did not change. What a healthy fine-tune at 1e-5 leaves is less."""
+    steps: Count = 100
+    """Steps for which they stand still: at least two measurements."""
+    least_lr_share: Share = 0.1
+    """As of frozen."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class SecondMoments(Section):
+    """Second moments of an optimizer in a precision in which they cannot decay."""
+
+    notify: Flag = False
+    """Many trainings in pure bfloat16 have them, and learn."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class Fp16Underflow(Section):
     """Gradients computed in float16, where values under 6e-8 are zero."""
 
@@ -205,6 +225,11 @@ class Fp16Underflow(Section):
 @dataclass(frozen=True, config=STRICT)
 class ClipBeforeUnscale(Section):
     """Gradients that are clipped before the loss scale is removed: they become thousands of times too small."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class NotOptimized(Section):
+    """Trainable parameters that receive gradients and that no optimizer holds: they never change."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -227,6 +252,11 @@ class Stalled(Section):
     """Mean step times (liveness.StepTimes); never less than ``after_s``: slow steps vary by a part of themselves."""
     pause_factor: Positive = 2.0
     """Times the longest pause between two steps that ended by itself: an evaluation."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Crash(Section):
+    """An exception that ended the training, as the agent reports it with the end of a process."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -267,7 +297,10 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "accumulation_loss": ("notify",),
     "accumulator": ("notify",),
     "frozen": ("notify", "least_lr_share"),
+    "in_vain": ("notify", "steps", "least_lr_share"),
+    "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
+    "not_optimized": ("notify",),
 }
 """Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
 about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
@@ -286,7 +319,10 @@ class LayerRule:
     accumulation_loss: AccumulationLoss | None = None
     accumulator: Accumulator | None = None
     frozen: Frozen | None = None
+    in_vain: InVain | None = None
+    second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
+    not_optimized: NotOptimized | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -303,10 +339,14 @@ class Rules:
     accumulation_loss: AccumulationLoss = field(default_factory=AccumulationLoss)
     accumulator: Accumulator = field(default_factory=Accumulator)
     frozen: Frozen = field(default_factory=Frozen)
+    in_vain: InVain = field(default_factory=InVain)
+    second_moments: SecondMoments = field(default_factory=SecondMoments)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    not_optimized: NotOptimized = field(default_factory=NotOptimized)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
+    crash: Crash = field(default_factory=Crash)
     grace: Grace = field(default_factory=Grace)
     layers: tuple[LayerRule, ...] = ()
     pace: Pace = field(default_factory=Pace)

@@ -16,6 +16,7 @@ from gradcanary_server.rules import baselines, resets, signals, transitions, war
 from gradcanary_server.rules.collapse import CollapseDetector
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.explosion import ExplosionDetector
+from gradcanary_server.rules.in_vain import InVainDetector
 from gradcanary_server.rules.layer_config import compile_rules
 from gradcanary_server.rules.nonfinite import NonfiniteDetector
 from gradcanary_server.rules.precision import PrecisionDetector, StaticFindings
@@ -69,6 +70,7 @@ class Evaluator:
             CollapseDetector(context),
             VanishedDetector(context),
             PrecisionDetector(context),
+            InVainDetector(context),
         )
         eventful = [detector.eventful for detector in self.detectors if detector.eventful is not None]
         self._eventful: Mask = np.logical_or.reduce(eventful)

@@ -20,7 +20,7 @@ _DIGITS = re.compile(r"\d+")
 
 Value = TypeVar("Value")
 
-FLOAT32_RULES = ("accumulation_loss", "frozen", "fp16_underflow")
+FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "fp16_underflow")
 """Rules over numbers measured in float32, compared in float32: a measured error of 0.05 is not over 0.05."""
 
 
@@ -86,7 +86,10 @@ class LayerRules:
     accumulation_loss: LayerThresholds
     accumulator: LayerThresholds
     frozen: LayerThresholds
+    in_vain: LayerThresholds
+    second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
+    not_optimized: LayerThresholds
 
     @cached_property
     def enter_level(self) -> Floats:

@@ -17,11 +17,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from gradcanary import wire
 from gradcanary.wire import Accumulator, Fact
 from gradcanary_server.rules import signals
 from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE, Vote
 from gradcanary_server.rules.steps import Context, Detector, Sample, Span, Step, any_layer, first_true
-from gradcanary_server.rules.types import Ints, LayerArrays, Mask, Votes, layer_array
+from gradcanary_server.rules.types import Ints, LayerArrays, LayerFacts, Mask, Votes, layer_array
 from gradcanary_server.rules.warmup import find_learning
 
 ONE_OBSERVATION = np.array(1)
@@ -61,6 +62,11 @@ class Precision(LayerArrays):
             self.differs_from_declared[layers] = None not in (record.declared, actual) and record.declared != actual
 
 
+def unmoved_span(every: int) -> int:
+    """Return the steps between the two moments of which a frozen_fraction compares the weights."""
+    return max(wire.FROZEN_STEPS, every)
+
+
 def predicted_loss(micro_steps: int) -> float:
     """Return the share of the norm that a bfloat16 sum of ``micro_steps`` gradients loses at worst."""
     if micro_steps >= _LOSSES[-1][0]:
@@ -72,12 +78,17 @@ def predicted_loss(micro_steps: int) -> float:
     return 0.0
 
 
-_FORECASTS = ("bf16_weights_lr", "fp16_weights_lr", "bf16_moments", "fp16_moments")
+_MOMENTS = ("bf16_moments", "fp16_moments")
 
 
-def fingerprint(facts: Iterable[Fact]) -> int:
-    """Return a checksum of the facts that agents reported, 0 = no facts."""
-    values = [(fact.code, fact.layers) for fact in facts]
+_UNHELD = "not_optimized"
+
+
+def fingerprint(facts: Iterable[Fact], layers: Iterable[LayerFacts] = ()) -> int:
+    """Return a checksum of the facts that agents reported, and of what they depend on; 0 = no facts."""
+    values: list[object] = [(fact.code, fact.layers) for fact in facts]
+    if any(fact.code == _UNHELD for fact in facts):
+        values += [layer.name for layer in layers if layer.group is None]
     return crc32(repr(values).encode()) if values else 0
 
 
@@ -97,7 +108,7 @@ class StaticFindings(Detector):
 
     def learn(self, records: tuple[Accumulator, ...]) -> None:
         """Apply change records and new facts from the next step on."""
-        facts = fingerprint(self.context.launch.facts)
+        facts = fingerprint(self.context.launch.facts, self.context.launch.layers)
         self.is_due = bool(records) or facts != self.state.progress.facts
         if self.is_due:
             self.state.precision.learn(self.config.columns, records)
@@ -134,10 +145,16 @@ class StaticFindings(Detector):
             signals.SUM_FINE: is_low & ~is_coarse,
             signals.SUM_COARSE: is_low & is_coarse,
             signals.DECLARED: is_declared & rule.enabled,
-            signals.FORECAST: self._has_fact(*_FORECASTS) & config.frozen.enabled,
+            signals.COARSE_MOMENTS: self._has_fact(*_MOMENTS) & config.second_moments.enabled,
             signals.NO_SCALER: self._has_fact("fp16_without_scaler") & config.fp16_underflow.enabled,
             signals.CLIPPED_SCALED: self._has_fact("clip_before_unscale") & clip_enabled,
+            signals.NOT_OPTIMIZED: self._in_no_optimizer() & config.not_optimized.enabled,
         }
+
+    def _in_no_optimizer(self) -> Mask:
+        """Return the layers that were reported to be in no optimizer, and that none has taken since."""
+        is_unheld: Mask = self._has_fact(_UNHELD) & (self.config.group < 0) & (self.config.groups > 0)
+        return is_unheld
 
     def _has_fact(self, *codes: str) -> Mask:
         """Return the layers of facts with one of these codes; a fact without layers is about all."""
@@ -181,11 +198,13 @@ class PrecisionDetector(Detector):
     def observe(self, step: Step) -> Iterator[Vote]:
         if not step.sample.values:
             return
+        stands_since = max(step.sample.step - unmoved_span(step.sample.every), 0)
         for signal, votes in self._votes(step.sample).items():
             is_noisy = signal in (signals.UNDERFLOW, signals.ALL_ZERO)
             observations = self.config.fp16_underflow.observations if is_noisy else ONE_OBSERVATION
             fire_after = (observations * MAX_WEIGHT_IDLE).astype(np.float32)
-            yield self.vote(signal, step, votes, fire_after=fire_after, every=TURN_EVERY)
+            since = stands_since if signal in (signals.FROZEN, signals.STOPPED) else None
+            yield self.vote(signal, step, votes, fire_after=fire_after, since=since, every=TURN_EVERY)
 
     def _votes(self, sample: Sample) -> dict[int, Votes]:
         """Return the votes of one step by signal, and update ``state.precision``."""
@@ -194,8 +213,9 @@ class PrecisionDetector(Detector):
         nothing = np.full(len(columns), np.nan, np.float32)
         error, ratio, share, zeros = (sample.values.get(stat, nothing) for stat in (*STATS, "zero_fraction"))
         is_lost = (error > sums.error) | (ratio < sums.norm_ratio)
-        # At the end of a schedule weights rightly stand still.
+        # At the end of a schedule weights rightly stand still, and in a warm-up.
         is_learning = find_learning(self.state.progress, config, self.context.rules.frozen.least_lr_share)
+        is_learning &= sample.step - self.state.progress.last_rise >= unmoved_span(sample.every)
         is_judged = ~np.isnan(share) & is_learning
         has_stopped = is_judged & precision.has_moved[columns] & (share > frozen.stopped_share)
         precision.has_moved[columns] |= share < frozen.moved_share

@@ -28,7 +28,7 @@ LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Stats that are measured for a few layers at a time; nothing else moves these signals."""
 ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 
-SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER, CLIPPED_SCALED = range(15, 21)
+SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Static findings: they fire without a count."""
 
 NEVER = 21
@@ -38,7 +38,13 @@ WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
 MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
 """Signals that fire until the layer has a gradient again."""
 
-LAYER_SIGNALS = 22
+NOT_OPTIMIZED = 22
+"""A static finding, too."""
+
+VAIN, VAIN_CLIPPED = 23, 24
+"""Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
+
+LAYER_SIGNALS = 25
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -79,16 +85,21 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(SUM_COARSE, "low_precision_sum", WARNING),
     ),
     "frozen": (
-        Signal(FORECAST, "forecast", WARNING),
         Signal(FROZEN, "measured", WARNING),
         Signal(STOPPED, "stopped", CRITICAL),
     ),
+    "in_vain": (
+        Signal(VAIN, "rounded", CRITICAL),
+        Signal(VAIN_CLIPPED, "clipped", CRITICAL),
+    ),
+    "second_moments": (Signal(COARSE_MOMENTS, None, WARNING),),
     "fp16_underflow": (
         Signal(NO_SCALER, "no_scaler", WARNING),
         Signal(UNDERFLOW, "zeros", WARNING),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
+    "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),
 }
 """The signals of each rule in rising order of severity; the last one that fires gives the evidence."""
 

@@ -16,7 +16,16 @@ from gradcanary_server.rules.activity import Activity
 from gradcanary_server.rules.baselines import Baselines, InitialLevels
 from gradcanary_server.rules.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
-from gradcanary_server.rules.types import NO_FALL, CommonFall, Floats, Ints, Jump, Mask
+from gradcanary_server.rules.types import (
+    NO_FALL,
+    NOTHING_UNMOVED,
+    CommonFall,
+    Floats,
+    Ints,
+    Jump,
+    Mask,
+    Unmoved,
+)
 
 VERSION = 1
 """Of the packed bytes."""
@@ -72,6 +81,9 @@ class Progress:
     """A fingerprint of the facts that the agents had reported at the last step."""
     jumps: tuple[Jump, ...] = ()
     """The last jump of each parameter group in this launch, by group."""
+    last_rise: int = -1
+    """The last step of this launch at which a learning rate rose; -1 = none yet."""
+    unmoved: Unmoved = NOTHING_UNMOVED
 
 
 @dataclass
@@ -163,7 +175,11 @@ class RuleState:
         in bytes that are never read (rows of a block after ``filled``): that costs one more stored part.
         """
         progress = self.progress
-        lists = {"common_fall": astuple(progress.common_fall), "jumps": [astuple(jump) for jump in progress.jumps]}
+        lists = {
+            "common_fall": astuple(progress.common_fall),
+            "jumps": [astuple(jump) for jump in progress.jumps],
+            "unmoved": astuple(progress.unmoved),
+        }
         values: dict[str, object] = {
             "progress": {**vars(progress), **lists},
             "losses": len(self.losses),
@@ -211,7 +227,16 @@ class RuleState:
 def _progress(values: Mapping[str, Any]) -> Progress:
     tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     jumps = tuple(Jump(*jump) for jump in values["jumps"])
-    return Progress(**{**values, **tuples, "jumps": jumps, "common_fall": CommonFall(*values["common_fall"])})
+    shares, *rest = values.get("unmoved", [[]])
+    return Progress(
+        **{
+            **values,
+            **tuples,
+            "jumps": jumps,
+            "common_fall": CommonFall(*values["common_fall"]),
+            "unmoved": Unmoved(tuple((int(layer), float(share)) for layer, share in shares), *rest),
+        }
+    )
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:

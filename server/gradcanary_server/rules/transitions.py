@@ -146,6 +146,8 @@ def _run_evidence(rule: str, severity: int, state: RuleState) -> Evidence | None
 def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
     signal = [signal for signal in RULES[rule] if state.scores.firing[signal.row, layer]][-1]
     value, siblings = evidence.of_layer(rule, layer)
+    if rule == "in_vain":  # most of its layers were measured at earlier steps
+        value = dict(state.progress.unmoved.shares).get(layer, value)
     baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
     if signal.row == SPORADIC:
         value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradcanary import wire
-from gradcanary.wire import Accumulator, Fact
+from gradcanary.wire import Accumulator, Crash, Fact
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -32,7 +32,8 @@ Evidence = Literal[
     "never",
     "declared",
     "low_precision_sum",
-    "forecast",
+    "rounded",
+    "clipped",
     "measured",
     "no_scaler",
     "zeros",
@@ -123,13 +124,30 @@ NO_FALL = CommonFall()
 
 
 @dataclass(frozen=True)
+class Unmoved:
+    """The last measured shares of low-precision weights that stood still, by number of the layer; a sample of them.
+
+    Most have stood still since the step ``since``, when the loss was at ``loss``, a median with its standard error.
+    """
+
+    shares: tuple[tuple[int, float], ...] = ()
+    since: int = -1
+    loss: float | None = None
+    loss_error: float | None = None
+
+
+NOTHING_UNMOVED = Unmoved()
+
+
+@dataclass(frozen=True)
 class Transition:
     """A layer (None: the whole run) began to fire for a rule, got a higher severity while firing, or resolved.
 
     ``step`` is the observation that decided it, ``since_step`` the first bad observation of that count; ``value``,
     ``baseline`` and ``siblings`` are its evidence, None where the rule has none. Of a layer that seldom has a gradient
     (``sporadic``) value and baseline are sampled steps: those without one, and the most from one gradient to the next.
-    ``jumps`` are the jumps of learning rates shortly before.
+    ``jumps`` are the jumps of learning rates shortly before; ``crash`` is the exception of the rule crash, in the
+    process ``rank``.
     """
 
     step: int
@@ -144,6 +162,8 @@ class Transition:
     evidence: Evidence | None = None
     resolution: Resolution | None = None
     jumps: tuple[Jump, ...] = ()
+    crash: Crash | None = None
+    rank: int | None = None
 
 
 def layer_array(dtype: DTypeLike, unseen: float = 0, *, is_table: bool = False) -> Any:  # noqa: ANN401 -- as dataclasses.field

@@ -47,6 +47,7 @@ def skip(progress: Progress, steps: Ints, lr: NDArray[np.float32], launch: Launc
         lr=rates,
         highest_lr=find_highest_lr(progress, lr),
         jumps=find_lr_jumps(progress, steps, lr, is_over),
+        last_rise=find_last_rise(progress, steps, lr),
         grace_over=bool(is_over[-1]),
     )
 
@@ -86,6 +87,15 @@ def find_lr_jumps(progress: Progress, steps: Ints, lr: NDArray[np.float32], is_o
         if group not in jumps or step - jumps[group].step > LR_JUMP_WINDOW:
             jumps[group] = Jump(group, step, float(before[row, group]), float(after[row, group]))
     return tuple(jumps[group] for group in sorted(jumps))
+
+
+def find_last_rise(progress: Progress, steps: Ints, lr: NDArray[np.float32]) -> int:
+    """Return the last step until the end of these at which a learning rate rose."""
+    if progress.lr == tuple(lr[-1].tolist()) and (lr == lr[-1]).all():
+        return progress.last_rise
+    rates = _logged_rates(progress, lr)
+    rises = np.flatnonzero((rates[1:] > rates[:-1]).any(axis=1))
+    return int(steps[rises[-1]]) if len(rises) else progress.last_rise
 
 
 def _logged_rates(progress: Progress, lr: NDArray[np.float32]) -> Floats:

@@ -27,7 +27,7 @@ Line = Mapping[str, Any]
 
 HOW = (
     "The runs are played again for one receiver of warnings and above, without acks and silences. "
-    "The rules silent and stalled go by the clock, and are not counted."
+    "The rules silent, stalled and crash are about processes, and are not counted."
 )
 HINT = (
     "It changes nothing: the collector takes --rules FILE at its start. "

@@ -380,14 +380,59 @@ def test_an_exception_in_the_block_is_a_crash():
         (ZeroDivisionError("one\ntwo"), "crashed", "ZeroDivisionError: one two"),
         (UntellableError(), "crashed", "UntellableError"),
         (SystemExit(0), "finished", None),
-        (SystemExit(3), "crashed", "SystemExit: 3"),
+        (SystemExit(3), "crashed", "SystemExit: exit status 3"),
+        (KeyboardInterrupt(), "finished", "KeyboardInterrupt"),
     ):
         with collector_that() as collector:
             training = Training()
             watch = gradcanary.watch(training.model, training.optimizer, url=collector.url, run="crash")
             with pytest.raises(type(error)):
                 train_until(error, watch, training)
-            assert collector.heard[-1].body == {"state": state, "last_step": 2, "error": text}
+            body = collector.heard[-1].body
+            crash = body.pop("crash", None)
+            assert body == {"state": state, "last_step": 2, "error": text}
+            assert (crash is not None) == (state == "crashed")
+            assert crash is None or crash["frames"][0].endswith("in train_until")
+
+
+def test_an_older_collector_gets_the_end_without_the_crash():
+    def script(told: Told) -> Says:
+        is_unknown = told.kind == "end" and "crash" in told.body
+        return Says(422, refusal("invalid", "Unexpected keyword argument")) if is_unknown else Says()
+
+    with collector_that(script) as collector:
+        training = Training()
+        watch = gradcanary.watch(training.model, training.optimizer, url=collector.url, run="crash")
+        with pytest.raises(ValueError, match="bad"):
+            train_until(ValueError("bad"), watch, training)
+        (end,) = collector.of("end", accepted=True)
+        assert end.body == {"state": "crashed", "last_step": 2, "error": "ValueError: bad"}
+
+
+def test_the_message_of_a_crash_is_not_sent_where_a_setting_says_so(monkeypatch):
+    monkeypatch.setenv("GRADCANARY_CRASH_MESSAGE", "0")
+    with collector_that() as collector:
+        training = Training()
+        watch = gradcanary.watch(training.model, training.optimizer, url=collector.url, run="crash")
+        with pytest.raises(ValueError, match="a name"):
+            train_until(ValueError("a name"), watch, training)
+        assert "a name" not in collector.heard[-1].raw.decode()
+        assert collector.heard[-1].body["crash"]["type"] == "ValueError"
+
+
+@pytest.mark.parametrize("state", ["finished", "crashed"])
+def test_a_close_in_a_handler_says_what_it_is_told(state):
+    with collector_that() as collector:
+        training = Training()
+        watch = gradcanary.watch(training.model, training.optimizer, url=collector.url)
+        training.steps(3)
+        try:
+            int("bad batch")
+        except ValueError:
+            watch.close(state)
+        body = collector.heard[-1].body
+        assert (body["state"], "crash" in body) == (state, state == "crashed")
+        assert "crash" not in body or body["crash"]["message"].endswith("'bad batch'")
 
 
 SCRIPT = """
@@ -419,7 +464,9 @@ def run_script(folder: Path, url: str, last: str, first: str = "") -> "subproces
 def test_a_script_that_ends_says_how(tmp_path, last, state, error):
     with collector_that() as collector:
         done = run_script(tmp_path, collector.url, last)
-        assert collector.heard[-1].body == {"state": state, "last_step": 4, "error": error}
+        body = collector.heard[-1].body
+        assert (body["state"], body["last_step"], body["error"]) == (state, 4, error)
+        assert ("crash" in body) == (state == "crashed")
         assert collector.steps() == list(range(5))
         assert ("Traceback" in done.stderr) == (error is not None)
 

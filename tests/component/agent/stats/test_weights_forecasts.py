@@ -78,14 +78,14 @@ def test_weights_that_a_rate_cannot_move_are_named(collector: Recorded, *, has_c
     train(collector, model, torch.optim.AdamW(groups), has_closure=has_closure)
     (fact,) = collector.facts("bf16_weights_lr")
     assert fact["layers"] == ["2.weight", "2.bias"]
-    assert f"the learning rate (1e-6 at step {AFTER})" in fact["text"]
+    assert f"this learning rate (1e-6 at step {AFTER})" in fact["text"]
 
 
 def test_a_rate_in_a_tensor_is_not_read_but_given_time(collector: Recorded) -> None:
     model = mlp(torch.bfloat16)
     train(collector, model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-6)), steps=AT_LATEST + 2)
     (fact,) = collector.facts("bf16_weights_lr")
-    assert f"the learning rate (1e-6 at step {AT_LATEST})" in fact["text"]
+    assert f"this learning rate (1e-6 at step {AT_LATEST:,})" in fact["text"]
 
 
 @pytest.mark.parametrize(("warm_up", "is_told"), [(200, False), (40, True)])
@@ -97,6 +97,15 @@ def test_while_the_rate_rises_nothing_is_foreseen(collector: Recorded, warm_up: 
     assert bool(collector.facts("bf16_weights_lr")) is is_told
 
 
+def test_a_rate_that_rises_for_long_is_not_foreseen_at_the_last_moment_either(collector: Recorded) -> None:
+    model = mlp(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    rising = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 2000)
+    train(collector, model, optimizer, steps=AT_LATEST + 2, scheduler=rising)
+    assert not collector.facts("bf16_weights_lr")
+    assert collector.facts("bf16_moments")
+
+
 def test_an_optimizer_that_keeps_what_rounding_takes_away_is_left_alone(collector: Recorded) -> None:
     model = mlp(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
@@ -106,8 +115,9 @@ def test_an_optimizer_that_keeps_what_rounding_takes_away_is_left_alone(collecto
             and None
         )
     )
-    train(collector, model, optimizer)
+    train(collector, model, optimizer, steps=3 * AFTER + 2)
     assert not collector.facts("bf16_weights_lr")
+    assert set(collector.stat("frozen_fraction")) == {AFTER}
 
 
 def test_an_optimizer_that_comes_later_has_its_own_fifty_steps(collector: Recorded) -> None:

@@ -40,6 +40,12 @@ def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
     assert early == Verdict("warning", "Nothing heard; the training crashed")
 
 
+def test_a_crash_with_an_incident_is_said_once() -> None:
+    headline = "CUDA out of memory at step 100 (peak 72.8 GiB)"
+    known = verdict(run(state="crashed", severity_at_end="critical", headline=headline, firing={"crash": 0}))
+    assert known == Verdict("critical", headline)
+
+
 def test_incident_closed_by_the_end_of_a_run_is_not_called_resolved() -> None:
     ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
     assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"

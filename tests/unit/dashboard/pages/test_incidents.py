@@ -42,6 +42,15 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
         assert words in filled["incident-cause"], words
 
 
+def test_frames_of_a_crash_are_a_block_of_code() -> None:
+    crash = {"type": "ValueError", "message": "", "frames": ["train.py:12 in step", "train.py:40 in <module>"]}
+    crash |= {"memory": None, "peak_bytes": None, "rank": None}
+    cause = incident_page.fill(full(rule="crash", crash=crash))["incident-cause"]
+    assert '"data-copy":"train.py:12 in step\\ntrain.py:40 in <module>"' in cause.replace("\\u003c", "<").replace(
+        "\\u003e", ">"
+    )
+
+
 def test_incident_of_a_whole_run_has_no_layers() -> None:
     silent = full(layers=[member(0, layer=None, name="(whole run)")], counts={"firing": 0, "ever": 0, "layers": 2})
     filled = incident_page.fill(silent)

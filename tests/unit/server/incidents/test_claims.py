@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.signals import RULES
@@ -21,6 +22,7 @@ Members = dict[int | None, Member]
 
 SUBJECT = re.compile(r"(?:(\d+) of (\d+) layers?|all (\d+) layers|(the only layer)|(\d+) more)(?: \(([a-l][^)]*)\))?")
 STEPS = re.compile(r"(?:at|since) steps? ([\d,]+)(?: to ([\d,]+))?")
+BETWEEN = re.compile(r"(?:over ([\d,]+) steps, measured in turns from|between) step ([\d,]+) (?:to|and) ([\d,]+)")
 NUMBER = r"(-?[\d,.]+(?:e-?\d+)?)"
 FROM_TO = re.compile(rf"from {NUMBER} to {NUMBER}( \(medians\))?")
 UP_TO = re.compile(rf"(?:fell|went up) to {NUMBER}( \(median\))? at")
@@ -46,13 +48,16 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("accumulation_loss", None): ("lost gradient while summing", "lost .* of (its|their) gradient while"),
     ("accumulator", "low_precision_sum"): ("summed in low precision", "summed over micro-steps in low precision"),
     ("accumulator", "declared"): ("another dtype than declared", "another dtype than the configuration asks for"),
-    ("frozen", "forecast"): ("too coarse", "too coarse"),
     ("frozen", "measured"): ("stand still", "weights of which"),
-    ("frozen", "stopped"): ("stand still", "moved, and now"),
+    ("frozen", "stopped"): ("stand still", "moved before, and"),
+    ("in_vain", "clipped"): ("trained in vain", "trained in vain.* while the loop clips"),
+    ("in_vain", "rounded"): ("trained in vain", "trained in vain"),
+    ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
     ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
     ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
+    ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
     ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
     ("scale_drop", "no_loss"): ("all gradients fell together", "no loss is known"),
@@ -61,6 +66,8 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),
     ("stalled", None): ("no new step since step", "no step since step"),
     ("stalled", "no_step"): ("no new step since its start", "no step since its start"),
+    ("crash", "exception"): ("^ValueError", "^ValueError .* ended the training"),
+    ("crash", "memory"): ("out of memory", "(?i)^(cuda )?out of memory .* ended the training: ValueError"),
 }
 """What a reader recognizes each template by, in a headline and in a sentence; a new template needs its line here."""
 
@@ -89,10 +96,19 @@ def check_subject(subject: re.Match[str], count: int, total: int) -> None:
         assert int(more) == count
 
 
+SPAN = 19
+"""Steps from the first bad observation to the one that opens an incident here."""
+
+
 def check_steps(clause: str, members: Sequence[Member]) -> None:
+    steps = [member.since_step for member in members]
+    if found := BETWEEN.search(clause):
+        assert bool(found[1]) == (len(set(steps)) > 1), clause
+        assert value_of(found[1] or str(SPAN)) == SPAN, clause
+        assert (value_of(found[2]), value_of(found[3])) == (min(steps), max(steps) + SPAN), clause
+        return
     found = STEPS.search(clause)
     assert found is not None, clause
-    steps = [member.since_step for member in members]
     assert value_of(found[1]) == min(steps), clause
     assert (value_of(found[2]) if found[2] else min(steps)) == max(steps), clause
 
@@ -205,7 +221,7 @@ def check_ending(incident: Incident, members: Members) -> None:
 VALUES = st.none() | st.just(0.0) | st.floats(1e-12, 1e6)
 OF_RULE = {
     "vanished": st.sampled_from([None, 0.0, 400.0]),
-    **dict.fromkeys(("accumulation_loss", "frozen", "fp16_underflow"), st.none() | st.floats(0, 1)),
+    **dict.fromkeys(("accumulation_loss", "frozen", "in_vain", "fp16_underflow"), st.none() | st.floats(0, 1)),
 }
 """Values that a rule judges, where they are no gradients: none, zero or a number of samples; and shares."""
 
@@ -234,7 +250,7 @@ def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
     over = {} if state == "open" else {"resolution": draw(st.sampled_from(["recovered", "run_finished", "layer_gone"]))}
     if over:
         over |= {"resolved_step": 20_000, "resolved": 9.0}
-    return Incident(rule, 1, "warning", state, began + 19, 1.0, began, **counts, **over), members
+    return Incident(rule, 1, "warning", state, began + SPAN, 1.0, began, **counts, **over), members
 
 
 @pytest.mark.parametrize("rule", sorted({rule for rule, _ in COUNTED}))
@@ -281,6 +297,46 @@ def test_every_claim_about_an_absence_is_true(key: tuple[str, str | None]) -> No
         assert re.search(meaning, words), words
         assert ("480" in words) == (key[1] is None)
     assert "1970-01-12 13:36 UTC" in text.sentence(*told, NAMES), "ten minutes before it was noticed"
+
+
+CRASHES = st.builds(
+    Crash,
+    st.just("ValueError"),
+    st.text(max_size=300),
+    st.just(("train.py:3 in step",)),
+    st.sampled_from([None, "cpu", "cuda"]),
+    st.none() | st.integers(0, 2**45),
+)
+
+
+@given(CRASHES, st.none() | st.integers(0, 7), st.none() | st.integers(0, 10**6))
+def test_every_claim_about_a_crash_is_true(crash: Crash, rank: int | None, step: int | None) -> None:
+    since = step or 0
+    members: Members = {
+        None: Member("critical", since, None, None, None, "no_step" if step is None else None, rank=rank)
+    }
+    incident = Incident("crash", 1, "critical", "open", since, 1.0, since, 300, crash=crash)
+    head, told = text.headline(incident, members), text.sentence(incident, members, NAMES)
+    meaning = MEANINGS["crash", "exception" if crash.memory is None else "memory"]
+    where = "before the first step" if step is None else f"at step {step:,}"
+    for words, pattern in zip((head, told), meaning, strict=True):
+        start = words.removesuffix(crash.message)
+        assert re.search(pattern, words, re.DOTALL), words
+        assert where in start
+        assert ("in rank" in start.partition(where)[0]) == (rank is not None)
+        assert rank is None or f"in rank {rank} {where}" in start
+        assert ("CUDA" in start.partition(where)[0]) == (crash.memory == "cuda")
+    assert ("(peak " in told.partition(" ended")[0]) == (crash.memory is not None and crash.peak_bytes is not None)
+    assert crash.message.rstrip(".") in told
+    assert len(head) < 200
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (2**20, "1.00 MiB"), (78_165_442_560, "72.8 GiB"), (2**29, "512 MiB")],
+)
+def test_sizes_have_three_digits(size: int, words: str) -> None:
+    assert text.format_bytes(size) == words
 
 
 @pytest.mark.parametrize("loss", [None, 500, 502])

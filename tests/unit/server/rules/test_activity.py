@@ -8,12 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary_server.rules.evaluator import Evaluator, RuleState
-from gradcanary_server.rules.signals import COLLAPSE, EXPLOSION, LOST, NONFINITE, SUM_FINE, WITHOUT_GRADIENT
+from gradcanary_server.rules.signals import COLLAPSE, EXPLOSION, LOST, NONFINITE, SUM_FINE, VAIN, WITHOUT_GRADIENT
 from support.strategies import LAYERS, QUICK, launches, now_and_then, traces
 from support.traces import Trace, healthy, launch, lora
 
 PARTS = {
-    "StaticFindings": lambda state: (state.progress.micro_steps, state.progress.facts, state.scores.score[SUM_FINE:]),
+    "StaticFindings": lambda state: (
+        state.progress.micro_steps,
+        state.progress.facts,
+        state.scores.score[SUM_FINE:VAIN],
+    ),
     "NonfiniteDetector": lambda state: (state.scores.score[NONFINITE], state.of_run.score, state.progress.skipped),
     "ActivityTracker": lambda state: state.activity.arrays(),
     "ExplosionDetector": lambda state: (*state.initial_levels.arrays(), state.scores.score[EXPLOSION]),
@@ -24,6 +28,7 @@ PARTS = {
     "CollapseDetector": lambda state: (state.below_threshold, state.scores.score[COLLAPSE]),
     "VanishedDetector": lambda state: (state.scores.score[WITHOUT_GRADIENT],),
     "PrecisionDetector": lambda state: (*state.precision.arrays(), state.scores.score[LOST:SUM_FINE]),
+    "InVainDetector": lambda state: (state.scores.score[VAIN:], np.array(state.progress.unmoved.shares)),
 }
 """What each detector remembers of a run."""
 

@@ -22,10 +22,14 @@ rules:
   accumulation_loss: {error: 0.05, norm_ratio: 0.95}
   accumulator: {warn_above: 0.01, notify: false}
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
+  in_vain: {share: 0.95, steps: 100, least_lr_share: 0.1}
+  second_moments: {notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
+  not_optimized: {}
   silent: {after_s: 300, intervals: 10}
   stalled: {after_s: 1800, steps: 20, pause_factor: 2}
+  crash: {}
 grace: {steps: 50, max_steps: 1000}
 layers:
   - match: '\.k_proj\.bias$'
@@ -84,9 +88,9 @@ layers:
 
 
 def test_rules_without_messages_are_known(tmp_path):
-    assert Rules().muted == {"unused", "accumulator", "frozen", "fp16_underflow"}
+    assert Rules().muted == {"unused", "accumulator", "frozen", "second_moments", "fp16_underflow"}
     rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
-    assert rules.muted == {"collapse", "accumulator", "frozen", "fp16_underflow"}
+    assert rules.muted == {"collapse", "accumulator", "frozen", "second_moments", "fp16_underflow"}
 
 
 def test_the_first_entry_that_matches_wins(tmp_path):

@@ -4,9 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradcanary import wire
-from gradcanary_server.rules.config import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, Rules
+from gradcanary_server.rules.config import (
+    Accumulator,
+    ClipBeforeUnscale,
+    Fp16Underflow,
+    Frozen,
+    NotOptimized,
+    Rules,
+    SecondMoments,
+)
 from gradcanary_server.rules.precision import predicted_loss
 from support.traces import Trace, fired, healthy, launch, lora, run
 
@@ -68,6 +78,17 @@ def test_weights_may_stand_still_when_the_learning_rate_is_over():
     assert frozen({100: 0.95}, np.full(STEPS, np.nan)) == ()
 
 
+def test_weights_may_stand_still_while_the_learning_rate_rises():
+    lr = np.minimum(np.arange(STEPS), 180) * 1e-5
+    assert frozen({100: 0.95, 200: 0.95}, lr) == ()
+    assert [change.step for change in frozen({100: 0.95, 200: 0.95, 240: 0.95}, lr)] == [240]
+
+
+def test_weights_stand_still_since_the_earlier_of_the_two_moments():
+    (change,) = frozen({200: 0.92})
+    assert (change.step, change.since_step) == (200, 150)
+
+
 def underflow(values, records=HALF):
     at = dict(enumerate(values, start=100))
     stats = measured("zero_fraction", at) | measured("frozen_fraction", dict.fromkeys(at, 0.1), layer=7)
@@ -127,8 +148,7 @@ def test_another_dtype_than_declared_and_keys_that_do_nothing_are_information():
 @pytest.mark.parametrize(
     ("code", "rule", "evidence"),
     [
-        ("bf16_weights_lr", "frozen", "forecast"),
-        ("bf16_moments", "frozen", "forecast"),
+        ("bf16_moments", "second_moments", None),
         ("fp16_without_scaler", "fp16_underflow", "no_scaler"),
         ("clip_before_unscale", "clip_before_unscale", None),
     ],
@@ -138,6 +158,34 @@ def test_facts_of_the_agent_warn_from_the_next_step(code, rule, evidence):
     of = launch(facts=(wire.Fact(code, "", (lora()[7].name,)), wire.Fact("sharded", "", ())))
     _, changes = run(Trace(healthy(100), first=100), of, state=state)
     assert told(changes) == [(rule, 7, "fired", 100, "warning", evidence)]
+
+
+def grouped(owners):
+    """Return layers with these parameter groups."""
+    return tuple(replace(layer, group=owner) for layer, owner in zip(lora(), owners, strict=True))
+
+
+@given(
+    owners=st.lists(st.sampled_from([None, None, 0, 1]), min_size=16, max_size=16),
+    later=st.lists(st.sampled_from([None, 0, 1]), min_size=16, max_size=16),
+    named=st.sets(st.integers(0, 15)),
+)
+def test_a_layer_is_not_optimized_while_it_is_reported_and_in_no_group(owners, later, named):
+    facts = (wire.Fact("not_optimized", "", tuple(lora()[layer].name for layer in sorted(named))),)
+    expected, expected_later = (
+        {layer for layer in named or range(16) if groups[layer] is None and set(groups) != {None}}
+        for groups in (owners, later)
+    )
+    state, changes = run(Trace(healthy(3)), launch(grouped(owners), facts=facts))
+    assert set(fired(changes, "not_optimized")) == expected
+    _, changes = run(Trace(healthy(3), first=3), launch(grouped(later), facts=facts), state=state)
+    found = [change for change in changes if change.rule == "not_optimized"]
+    assert {change.layer for change in found if change.kind == "resolved"} == expected - expected_later
+    assert {change.layer for change in found if change.kind == "fired"} == expected_later - expected
+
+
+def test_a_forecast_is_no_incident():
+    assert run(Trace(healthy(3)), launch(facts=(wire.Fact("bf16_weights_lr", "", ()),)))[1] == ()
 
 
 def test_a_finding_without_layers_is_about_all():
@@ -152,8 +200,10 @@ def test_rules_that_are_off_say_nothing():
         frozen=Frozen(**off),
         fp16_underflow=Fp16Underflow(**off),
         clip_before_unscale=ClipBeforeUnscale(**off),
+        not_optimized=NotOptimized(**off),
+        second_moments=SecondMoments(**off),
     )
-    codes = ("bf16_weights_lr", "fp16_without_scaler", "dead_config_key", "clip_before_unscale")
+    codes = ("bf16_moments", "fp16_without_scaler", "dead_config_key", "clip_before_unscale", "not_optimized")
     facts = tuple(wire.Fact(code, "", ()) for code in codes)
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, values=measured("frozen_fraction", {100: 0.95}))
     assert run(trace, launch(facts=facts), rules)[1] == ()
