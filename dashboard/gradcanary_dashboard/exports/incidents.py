@@ -12,6 +12,7 @@ from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
 COUNTED = ("firing", "ever", "layers")
+STATES = {"over": ("resolved", "ended"), **{state: (state,) for state in ("open", "resolved", "ended")}}
 SAID = ("opened", "resolved", "summary", "url")
 
 
@@ -50,5 +51,5 @@ def _all(collector: Collector, chosen: Filter, page: Mapping[str, Any]) -> Itera
 
 
 def _page(collector: Collector, chosen: Filter, before: str | None) -> Mapping[str, Any]:
-    page: Mapping[str, Any] = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
+    page: Mapping[str, Any] = collector.incidents(state=STATES.get(chosen.state), before=before, **chosen.asked()).body
     return page

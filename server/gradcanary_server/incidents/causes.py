@@ -20,6 +20,12 @@ from gradcanary_server.rules.types import Jump
 NEAR_STEPS = 200
 """An incident that opened at most this many steps earlier may be the cause."""
 
+CAUSE_RULES = ("explosion", "nonfinite")
+"""Rules whose incidents explain others: a step that large, or that is not finite, moves the weights of every layer."""
+
+EFFECT_RULES = ("collapse", "crash", "explosion", "nonfinite", "scale_drop", "vanished")
+"""Rules whose incidents such a step can open; the others are about the setup or the process."""
+
 MAX_FACTS = 3
 
 _COMPARED = {"collapse": ("fall",), "vanished": ("stopped",)}
@@ -51,6 +57,56 @@ _CODES = {
 
 _HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+
+
+def is_caused_by(effect: Incident, cause: Incident) -> bool:
+    """Return True if another incident of the same run explains one: it opened at most 200 steps before.
+
+    Of two that opened at the same step the non-finite one is the cause.
+    """
+    is_pair = cause.rule in CAUSE_RULES and effect.rule in EFFECT_RULES and cause.rule != effect.rule
+    if not is_pair or cause.launch_no != effect.launch_no or cause.severity == "information":
+        return False
+    distance = effect.opened_step - cause.opened_step
+    is_first = distance > 0 or cause.rule == "nonfinite" or effect.rule not in CAUSE_RULES
+    return 0 <= distance <= NEAR_STEPS and is_first
+
+
+def first_cause(effect: Incident, others: Iterable[Incident]) -> Incident | None:
+    """Return the earliest incident of the run that explains one, None if there is none."""
+    found = [other for other in others if is_caused_by(effect, other)]
+    return min(found, key=lambda cause: (cause.opened_step, cause.id or 0), default=None)
+
+
+def is_inhibited_by(incident: Incident, other: Incident) -> bool:
+    """Return True if messages about another incident of the run cover one that it explains.
+
+    A critical non-finite incident is never inhibited. It covers the explosion before it, which is one fault with it.
+    """
+    if _is_critical_nonfinite(incident):
+        return False
+    return is_caused_by(incident, other) or (_is_critical_nonfinite(other) and is_caused_by(other, incident))
+
+
+def covered_incidents(incident: Incident, others: Iterable[Incident]) -> list[Incident]:
+    """Return the unrecovered incidents of the run that messages about one cover, in the order of their opening.
+
+    Those of an explosion that a non-finite incident covers are among them.
+    """
+    left = [other for other in others if other.state != "resolved" and other.severity != "information"]
+    found: list[Incident] = []
+    frontier = [incident]
+    while frontier:
+        leader = frontier.pop()
+        covered = [other for other in left if is_inhibited_by(other, leader)]
+        left = [other for other in left if other not in covered]
+        found += covered
+        frontier += covered
+    return sorted(found, key=lambda other: (other.opened_step, other.id or 0))
+
+
+def _is_critical_nonfinite(incident: Incident) -> bool:
+    return incident.rule == "nonfinite" and incident.severity == "critical"
 
 
 class LayerInfo(NamedTuple):
