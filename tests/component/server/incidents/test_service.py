@@ -102,7 +102,7 @@ def test_an_end_of_the_run_is_no_recovery(store):
     store.close_run(step=1000)
     [row] = store.rows(select(incident))
     assert (row["state"], row["resolution"], row["resolved_step"], row["firing"]) == (
-        "resolved",
+        "ended",
         "run_finished",
         1000,
         18,
