@@ -15,8 +15,8 @@ from gradcanary_dashboard.text.deliveries import message, whom
 def outcome(incident: Mapping[str, Any]) -> html.Span:
     """Return the state of an incident with an icon: ``open``, ``ended``, ``resolved``, ``resolved: rule changed``."""
     is_open = incident["state"] == "open"
-    words = [elements.icon("pulse" if is_open else "check"), numbers.outcome(incident)]
-    return html.Span(words, className=f"outcome {'open' if is_open else 'resolved'}")
+    icon = elements.icon("pulse" if is_open else "check")
+    return html.Span([icon, numbers.outcome(incident)], className=f"outcome {'open' if is_open else 'resolved'}")
 
 
 def related(incident: Mapping[str, Any]) -> list[Any]:

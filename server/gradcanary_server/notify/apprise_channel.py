@@ -136,7 +136,8 @@ def target_of_incident(channel: Channel, message: Mapping[str, Any]) -> apprise.
             setattr(target, name, key)
     if channel.url.partition(":")[0].lower() in _MAIL:
         thread = f"<{key}@gradcanary>"
-        target.headers = {"References": thread, "In-Reply-To": thread, **target.headers}
+        headers = getattr(target, "headers", {})
+        setattr(target, "headers", {"References": thread, "In-Reply-To": thread, **headers})  # noqa: B010 -- no base class has it
     return target
 
 

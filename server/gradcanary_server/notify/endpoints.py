@@ -87,7 +87,8 @@ def parse_configured(text: str) -> ConfiguredEndpoint:
     severities = [severity for severity in SEVERITIES if severity in words]
     if len(severities) > 1 or sorted(words) != sorted({*severities, *({"ended"} & set(words))}):
         return ConfiguredEndpoint(text)
-    return ConfiguredEndpoint(url, *severities, sends_ended="ended" in words)
+    severity: Severity = severities[0] if severities else "warning"
+    return ConfiguredEndpoint(url, severity, sends_ended="ended" in words)
 
 
 def redacted_address(row: RowMapping) -> str | None:

@@ -151,7 +151,12 @@ def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, no
             "title": truncate_bytes(_title(detail, kind), MAX_TITLE_BYTES),
             "caused_by": detail.caused_by,
             "also": [
-                {**vars(other), "headline": truncate_bytes(other.headline, MAX_NAME_BYTES)}
+                {
+                    "incident": other.incident,
+                    "rule": other.rule,
+                    "severity": other.severity,
+                    "headline": truncate_bytes(other.headline, MAX_NAME_BYTES),
+                }
                 for other in detail.covers[:MAX_COVERED]
             ],
             "explanation": _parts(detail.explanation),

@@ -193,7 +193,7 @@ def test_opsgenie_closes_what_it_opened(receiver_factory, monkeypatch):
     notify(channel)
     notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 layers collapsed (#31)"))
     assert posted(receiver)[0]["alias"] == "gradcanary-31"
-    assert [each.path.rpartition("/")[2] for each in receiver.got] == ["hook", "close"]
+    assert [each.path.partition("?")[0].rpartition("/")[2] for each in receiver.got] == ["hook", "close"]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_service_is_told_like_any_endpoint(store, receiver_factory, monkeypatc
         eventually(lambda: len(store.rows(select(attempt))) == 2)
     finally:
         dispatcher.stop()
-    assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened, critical, in sdxl"] * 2
+    assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened"] * 2
     failed, delivered = store.rows(select(attempt).order_by(attempt.c.number))
     assert failed["error"] == "JSON: Failed to send JSON POST notification: Internal server error., error=500."
     assert (delivered["status"], delivered["error"]) == (None, None)

@@ -371,7 +371,7 @@ def test_two_dispatchers_on_one_store_send_each_message_once(store, receiver_fac
     receiver = receiver_factory()
     listen(store, receiver)
     with delivering(store, SLOW), delivering(store, SLOW):
-        for rule in ("collapse", "nonfinite", "accumulation_loss"):
+        for rule in ("collapse", "clip_before_unscale", "accumulation_loss"):
             store.record(fired(0, rule=rule))
         receiver.wait(3)
         eventually(lambda: store.rows(select(func.count()).where(delivery.c.state == "delivered"))[0]["count_1"] == 3)

@@ -40,10 +40,11 @@ def test_without_evidence_general_text_is_more() -> None:
 def test_no_part_is_empty_and_the_first_thing_to_do_is_one_line(code: str, framework: str) -> None:
     cause, fix = LikelyCause(code, remedies.CAUSES[code].text, (), ()), remedies.fix(code, framework)
     parts = explain("It fell.", INCIDENT, cause, fix)
-    assert parts.do_first and "\n" not in parts.do_first
+    assert parts.do_first
+    assert "\n" not in parts.do_first
     assert parts.why
     for word in f"{cause.text} {fix.text} {fix.code}".split():
-        assert word in " ".join((parts.do_first, parts.why, parts.more))
+        assert word in f"{parts.do_first} {parts.why} {parts.more}"
 
 
 @pytest.mark.parametrize(
