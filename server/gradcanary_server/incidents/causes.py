@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
+from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.types import Jump
 
@@ -42,7 +43,7 @@ _AFTER = {
 
 _CODES = {
     "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
-    "scale_drop": {"information": "converged", DEFAULT: "loss_rescaled"},
+    "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "unused": {DEFAULT: "never_used"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
@@ -266,6 +267,8 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     if float16:
         return "fp16_overflow", [f"{len(float16):,} of the layers hold float16 parameters"]
     loss = context.members.get(None)
+    if loss is not None and loss.evidence == "loss_rose":
+        return "loss_diverged", []
     layers = [member.since_step for number, member in context.members.items() if number is not None]
     if loss is None:
         return "nonfinite_gradient", []
@@ -273,7 +276,7 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
         return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
     if any(near.rule == "explosion" for near in context.near):
         return "diverged", []
-    return "nonfinite_loss", []
+    return ("sudden_nonfinite_loss" if loss.evidence == "loss_steady" else "nonfinite_loss"), []
 
 
 def _vanished(context: CauseContext) -> tuple[str, list[str]]:
@@ -296,7 +299,7 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
 
 def _largest_loss(context: CauseContext) -> list[str]:
     errors = [member.value for member in context.members.values() if member.value is not None]
-    return [f"up to {max(errors):.1%} of the norm, measured against a float32 sum"] if errors else []
+    return [f"up to {percent(max(errors))} of the norm, measured against a float32 sum"] if errors else []
 
 
 def _named(context: CauseContext) -> list[LayerInfo]:

@@ -59,7 +59,7 @@ def test_a_message_has_the_documented_shape():
     assert (
         data["summary"]
         == data["explanation"]["what"]
-        == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 3e-3 to 6e-7 at step 340."
+        == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 0.0031 to 6.1e-7 at step 340."
     )
 
 
