@@ -41,8 +41,8 @@ def add_up(commands: Commands) -> None:
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
     _add_store(command)
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
-    text = "send incidents of warning, or SEVERITY, and above to this address, with ended also the end of their run; may be "
-    text += "given several times"
+    text = "send incidents of warning, or SEVERITY, and above to this address, with ended also the end of their run; "
+    text += "may be given several times"
     command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY][,ended]=URL", help=text)
     text = "send to Slack, e-mail, ntfy and others by an apprise address; safer in the file GRADCANARY_NOTIFY_FILE"
     command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY][,ended]=URL", help=text)
