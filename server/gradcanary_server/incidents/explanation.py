@@ -15,7 +15,7 @@ from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.lifecycle import Incident
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
-_STEP = re.compile(r",? (?:at|since) step [\d,]+")
+_STEP = re.compile(r",?(?: seen)? (?:at|since) steps? [\d,]+(?: to [\d,]+)?")
 _COUNT = re.compile(r"\b([\d,]+) of [\d,]+ layers\b")
 
 

@@ -52,6 +52,12 @@ def test_no_part_is_empty_and_the_first_thing_to_do_is_one_line(code: str, frame
     [
         ("18 of 300 layers collapsed at step 728", "opened", (), "[critical] sdxl: 18 layers collapsed (#31)"),
         ("1 of 300 layers collapsed at step 1,728", "grew", (), "[critical] sdxl: 1 layer collapsed (#31)"),
+        (
+            "18 of 300 layers collapsed at steps 728 to 1,740",
+            "opened",
+            (),
+            "[critical] sdxl: 18 layers collapsed (#31)",
+        ),
         ("all 48 layers exploded at step 9", "resolved", (), "[resolved] sdxl: all 48 layers exploded (#31)"),
         (
             "the loss became NaN or infinite at step 9",
