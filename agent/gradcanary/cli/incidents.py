@@ -327,9 +327,9 @@ def _more_lines(text: str) -> list[str]:
 
 
 def _related_lines(incident: Json) -> list[str]:
-    cause, effects = incident["caused_by"], incident["effects"]
+    cause, others = incident["caused_by"], incident["also"]
     lines = [] if cause is None else [f"Caused by #{cause}."]
-    return [*lines, *([f"With its effects {', '.join(f'#{number}' for number in effects)}."] if effects else [])]
+    return [*lines, *([f"Same fault: {', '.join(f'#{number}' for number in others)}."] if others else [])]
 
 
 def _since_line(incident: Json) -> str:

@@ -20,11 +20,11 @@ def outcome(incident: Mapping[str, Any]) -> html.Span:
 
 
 def related(incident: Mapping[str, Any]) -> list[Any]:
-    """Return links to the incident that explains one, and to those that it explains."""
+    """Return links to the incident that explains one, and to those that its messages name."""
     found: list[Any] = []
     for words, others in (
         ("caused by", [incident.get("caused_by")]),
-        ("with its effects", incident.get("effects", ())),
+        ("same fault:", incident.get("also", ())),
     ):
         links = [dcc.Link(f"#{number}", href=f"/incidents/{number}") for number in others if number is not None]
         if links:

@@ -83,8 +83,8 @@ class LastDelivery(TypedDict):
 class IncidentSummary(TypedDict):
     """An incident without its layers and deliveries.
 
-    ``caused_by`` is the earliest incident of the run that explains it. Messages about it name the ``effects``, of which
-    none of their own is sent meanwhile.
+    ``caused_by`` is the earliest incident of the run that explains it. Messages about it name those in ``also``,
+    of which none of their own is sent meanwhile.
     """
 
     id: int
@@ -105,7 +105,7 @@ class IncidentSummary(TypedDict):
     last_deliveries: list[LastDelivery]
     counts: Counts
     caused_by: int | None
-    effects: list[int]
+    also: list[int]
     explanation: Explanation
     summary: str
     likely_cause: LikelyCause
@@ -391,7 +391,7 @@ def _summary(
         "last_deliveries": last_deliveries,
         "counts": {"firing": record.firing, "ever": record.ever_firing, "layers": record.layers},
         "caused_by": detail.caused_by,
-        "effects": [other.incident for other in detail.covers],
+        "also": [other.incident for other in detail.covers],
         "explanation": detail.explanation,
         "summary": detail.summary,
         "likely_cause": detail.cause,

@@ -21,11 +21,20 @@ from gradcanary_server.rules.types import Jump
 NEAR_STEPS = 200
 """An incident that opened at most this many steps earlier may be the cause."""
 
-CAUSE_RULES = ("explosion", "nonfinite")
-"""Rules whose incidents explain others: a step that large, or that is not finite, moves the weights of every layer."""
+CAUSES_OF: Mapping[str, tuple[str, ...]] = {
+    "collapse": ("explosion", "nonfinite", "scale_drop"),
+    "crash": ("explosion", "nonfinite"),
+    "explosion": ("nonfinite",),
+    "nonfinite": ("explosion",),
+    "scale_drop": ("explosion", "nonfinite"),
+    "vanished": ("explosion", "nonfinite", "scale_drop"),
+}
+"""The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
+layer, and a fall of all gradients is one of each layer. Other rules are about the setup or the process.
+"""
 
-EFFECT_RULES = ("collapse", "crash", "explosion", "nonfinite", "scale_drop", "vanished")
-"""Rules whose incidents such a step can open; the others are about the setup or the process."""
+CAUSE_RULES = ("explosion", "nonfinite", "scale_drop")
+"""All rules that explain others."""
 
 MAX_FACTS = 3
 
@@ -66,11 +75,14 @@ def is_caused_by(effect: Incident, cause: Incident) -> bool:
 
     Of two that opened at the same step the non-finite one is the cause.
     """
-    is_pair = cause.rule in CAUSE_RULES and effect.rule in EFFECT_RULES and cause.rule != effect.rule
-    if not is_pair or cause.launch_no != effect.launch_no or cause.severity == "information":
+    if (
+        cause.rule not in CAUSES_OF.get(effect.rule, ())
+        or cause.launch_no != effect.launch_no
+        or cause.severity == "information"
+    ):
         return False
     distance = effect.opened_step - cause.opened_step
-    is_first = distance > 0 or cause.rule == "nonfinite" or effect.rule not in CAUSE_RULES
+    is_first = distance > 0 or effect.rule != "nonfinite"
     return 0 <= distance <= NEAR_STEPS and is_first
 
 
@@ -83,17 +95,18 @@ def first_cause(effect: Incident, others: Iterable[Incident]) -> Incident | None
 def is_inhibited_by(incident: Incident, other: Incident) -> bool:
     """Return True if messages about another incident of the run cover one that it explains.
 
-    A critical non-finite incident is never inhibited. It covers the explosion before it, which is one fault with it.
+    A critical non-finite incident is never inhibited. It covers also what opened at most 200 steps before it: a
+    training that diverges is one fault.
     """
     if _is_critical_nonfinite(incident):
         return False
-    return is_caused_by(incident, other) or (_is_critical_nonfinite(other) and is_caused_by(other, incident))
+    return is_caused_by(incident, other) or (_is_critical_nonfinite(other) and _leads_to(incident, other))
 
 
 def covered_incidents(incident: Incident, others: Iterable[Incident]) -> list[Incident]:
     """Return the unrecovered incidents of the run that messages about one cover, in the order of their opening.
 
-    Those of an explosion that a non-finite incident covers are among them.
+    Those that a covered one covers are among them.
     """
     left = [other for other in others if other.state != "resolved" and other.severity != "information"]
     found: list[Incident] = []
@@ -105,6 +118,11 @@ def covered_incidents(incident: Incident, others: Iterable[Incident]) -> list[In
         found += covered
         frontier += covered
     return sorted(found, key=lambda other: (other.opened_step, other.id or 0))
+
+
+def _leads_to(incident: Incident, nonfinite: Incident) -> bool:
+    is_near = 0 <= nonfinite.opened_step - incident.opened_step <= NEAR_STEPS
+    return incident.rule in CAUSES_OF and incident.launch_no == nonfinite.launch_no and is_near
 
 
 def _is_critical_nonfinite(incident: Incident) -> bool:

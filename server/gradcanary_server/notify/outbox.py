@@ -160,7 +160,7 @@ def _cause_rows(connection: Connection, rows: Sequence[RowMapping]) -> list[RowM
 
     None is locked or skipped: an incident that another transaction locks explains others as it was before.
     """
-    run_ids = {row["run_id"] for row in rows if row["rule"] in causes.EFFECT_RULES}
+    run_ids = {row["run_id"] for row in rows if row["rule"] in causes.CAUSES_OF}
     is_needed = or_(_HAS_MESSAGES_TO_COME, incident.c.state == "ended")
     is_cause = and_(incident.c.run_id.in_(run_ids), incident.c.rule.in_(causes.CAUSE_RULES), is_needed)
     return list(connection.execute(select(incident).where(is_cause)).mappings()) if run_ids else []

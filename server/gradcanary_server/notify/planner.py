@@ -283,7 +283,11 @@ def next_action(
     if due is None or incident.run_id is None or incident.id is None:
         return None
     if inhibited.is_active and due.kind not in LAST_KINDS:
-        return "waiting" if incident.state == "open" else None
+        if incident.state == "open":
+            return "waiting"
+        if not target.sends_ended or last is None or last.kind in LAST_KINDS:
+            return None
+        due = replace(due, kind="ended")  # what its receiver keeps open is closed, whatever the message would say
     # A newer message does not shorten the back-off of an endpoint that failed.
     not_before = newest.next_attempt if newest is not None and newest.state == "expired" else 0.0
     not_before = max(not_before, inhibited.until if last is None else 0.0)

@@ -10,7 +10,7 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
         layers=[{"layer": 1, "name": "blocks.1.lora_A", "since_step": 31, "baseline": 3.1e-3, "value": 6.1e-7}],
         explanation=full()["explanation"],
         caused_by=30,
-        effects=[32, 33],
+        also=[32, 33],
         fix={"framework": "peft", "text": "Check the schedule.", "code": "print(1)"},
         deliveries=[
             {

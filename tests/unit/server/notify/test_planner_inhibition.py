@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server.incidents.causes import CAUSE_RULES, EFFECT_RULES, covered_incidents, is_inhibited_by
+from gradcanary_server.incidents.causes import CAUSES_OF, covered_incidents, is_inhibited_by
 from gradcanary_server.incidents.lifecycle import Incident, close_incident
 from gradcanary_server.notify.endpoints import Endpoint
 from gradcanary_server.notify.planner import (
@@ -21,7 +21,7 @@ from gradcanary_server.notify.planner import (
 from gradcanary_server.rules.config import Pace
 
 PACE = Pace()
-RULES = sorted({*CAUSE_RULES, *EFFECT_RULES, "accumulation_loss"})
+RULES = sorted({*CAUSES_OF, "accumulation_loss"})
 
 
 @dataclass
@@ -136,6 +136,24 @@ def test_a_critical_nonfinite_takes_the_explosion_before_it_along():
     assert [(message.incident, message.kind, message.also) for message in world.messages] == [
         (nonfinite, "opened", [before, fallen])
     ]
+
+
+@pytest.mark.parametrize(("first", "second"), [("scale_drop", "collapse"), ("nonfinite", "explosion")])
+def test_of_two_at_one_step_the_cause_is_told(first, second):
+    for rules in ((first, second), (second, first)):
+        world = World()
+        numbers = {rule: world.open(rule, 220) for rule in rules}
+        world.wait(PACE.remind_s / 2)
+        assert [(message.incident, message.also) for message in world.messages] == [(numbers[first], [numbers[second]])]
+
+
+def test_a_collapse_before_a_nan_is_in_its_message():
+    world = World()
+    fallen = world.open("collapse", 132)
+    nonfinite = world.open("nonfinite", 156)
+    world.end()
+    world.wait(60)
+    assert [(message.incident, message.also) for message in world.messages] == [(nonfinite, [fallen])]
 
 
 def test_a_critical_nonfinite_is_told_also_long_after_the_explosion():
