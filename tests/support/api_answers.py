@@ -139,6 +139,8 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "silenced": None,
         "last_deliveries": [],
         "counts": {"firing": 1, "ever": 1, "layers": 2},
+        "caused_by": None,
+        "also": [],
         "summary": "1 of 2 layers fell from 0.0031 to 6.1e-7 at step 31.",
         "url": "",
         **changes,
@@ -187,5 +189,13 @@ def delivery(minute: int, **changes: Any) -> dict[str, Any]:
 def full(**changes: Any) -> dict[str, Any]:
     cause = {"code": "c", "text": "Its partner went to zero.", "evidence": ["lr changed"], "incidents": [30]}
     fix = {"framework": "peft", "text": "Check the schedule.", "code": "print(1)"}
+    parts = {
+        "what": "1 of 2 layers fell from 0.0031 to 6.1e-7 at step 31.",
+        "since": "step 340 (opened 2026-11-20 10:00 UTC)",
+        "do_first": "Check the schedule.",
+        "why": "Lr changed. Its partner went to zero.",
+        "evidence": ["Lr changed.", "Group 1 did not."],
+        "more": "Partners share a factor.\nprint(1)",
+    }
     more = {"layers": [member(0), member(1)], "deliveries": [delivery(1)], "likely_cause": cause, "fix": fix}
-    return incident(**{**more, "opened_step": 359, "since_step": 340, **changes})
+    return incident(**{**more, "explanation": parts, "opened_step": 359, "since_step": 340, **changes})

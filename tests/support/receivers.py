@@ -23,6 +23,7 @@ class Received:
     """Of the sender."""
     is_taken: bool = True
     """Unless it was answered that it was not."""
+    path: str = "/hook"
 
     @property
     def id(self):
@@ -82,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = receiver.answers.pop(0) if receiver.answers else status(200)
             headers = {k.lower(): v for k, v in self.headers.items()}
             is_taken = getattr(answer, "code", 200) < 300
-            receiver.got.append(Received(time.time(), headers, body, self.client_address[1], is_taken))
+            receiver.got.append(Received(time.time(), headers, body, self.client_address[1], is_taken, self.path))
             receiver.arrived.notify_all()
         answer(self)
 
@@ -99,6 +100,18 @@ def status(code, **headers) -> Answer:
         handler.end_headers()
 
     answer.code = code
+    return answer
+
+
+def accepted(body: bytes) -> Answer:
+    """Answer 202 and a body."""
+
+    def answer(handler):
+        handler.send_response(202)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
     return answer
 
 

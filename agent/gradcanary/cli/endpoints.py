@@ -45,12 +45,15 @@ def _add_add(actions: Commands) -> None:
     command.add_argument("address", metavar="URL", help="http://HOST[:PORT]/PATH of a receiver of Standard Webhooks")
     command.add_argument("--name", default="", help="shown in the list")
     command.add_argument("--min-severity", choices=SEVERITIES, default="warning", help="default: %(default)s")
+    command.add_argument("--ended", action="store_true", help="send also that a run ended on an incident it knows")
 
 
 def _add_set(actions: Commands) -> None:
     command = _add_action(actions, "set", "change an endpoint", _set)
     command.add_argument("--name", help="shown in the list")
     command.add_argument("--min-severity", choices=SEVERITIES)
+    help_text = "send also that a run ended on an incident it knows; --no-ended: not any more"
+    command.add_argument("--ended", dest="sends_ended", action=argparse.BooleanOptionalAction, help=help_text)
     state = command.add_mutually_exclusive_group()
     state.add_argument(
         "--enable",
@@ -85,6 +88,7 @@ def _list(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 def _add(arguments: argparse.Namespace, client: CollectorClient) -> None:
     body = {"url": arguments.address, "name": arguments.name, "min_severity": arguments.min_severity}
+    body["sends_ended"] = arguments.ended
     made = client.request("POST", "/endpoints", body)
     console.print_text(f"Endpoint {made['id']}: {endpoint_label(made)} gets {made['min_severity']} and above.")
     console.print_text(f"secret (shown once): {made['secret']}")
@@ -103,10 +107,10 @@ def _rotate(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 
 def _set(arguments: argparse.Namespace, client: CollectorClient) -> None:
-    names = ("name", "min_severity", "enabled")
+    names = ("name", "min_severity", "sends_ended", "enabled")
     body = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if not body:
-        raise ValueError("give what to change: --name, --min-severity, --enable or --disable")
+        raise ValueError("give what to change: --name, --min-severity, --ended, --enable or --disable")
     found = client.request("PATCH", f"/endpoints/{arguments.endpoint}", body)
     console.print_rows(endpoint_table([found]))
 

@@ -56,7 +56,7 @@ def _add_incidents(commands: Commands) -> None:
     )
     command.add_argument("incident", type=int, nargs="?", metavar="ID", help="show this one in full")
     command.add_argument("--run", dest="name", metavar="NAME", help="only this run")
-    command.add_argument("--state", choices=("open", "resolved"), help="only this state")
+    command.add_argument("--state", choices=("open", "resolved", "ended"), help="only this state")
     command.add_argument(
         "--since", type=_start_of_span, metavar="TIME", help="opened since: 2h, 3d, or 2030-01-31T12:00:00Z"
     )
@@ -236,15 +236,17 @@ def incident_table(incidents: Sequence[Json]) -> str:
 
 def _count_line(incidents: Sequence[Json]) -> str:
     opened = sum(each["state"] == "open" for each in incidents)
-    ended = sum(each["resolution"] == "run_finished" for each in incidents)
-    by_end = f", {ended} over with {'its' if ended == 1 else 'their'} run" if ended else ""
+    ended = sum(each["state"] == "ended" for each in incidents)
+    by_end = f", {ended} ended" if ended else ""
     return f"{opened} open, {len(incidents) - opened - ended} resolved{by_end}."
 
 
 def state_of(incident: Json) -> str:
-    """Return ``open``, ``open, acked``, ``open, silenced``, or the resolution."""
+    """Return ``open``, ``open, acked``, ``open, silenced``, ``ended``, ``resolved``, ``resolved: rule changed``."""
     if incident["state"] != "open":
-        return RESOLUTIONS.get(incident["resolution"], incident["resolution"] or "resolved")
+        how = RESOLUTIONS.get(incident["resolution"], incident["resolution"])
+        is_plain = incident["state"] == "ended" or how in (None, "recovered")
+        return str(incident["state"]) if is_plain else f"resolved: {how}"
     silenced = incident.get("silenced")
     marks = ["acked"] if incident["acked"] else []
     if silenced:
@@ -253,10 +255,10 @@ def state_of(incident: Json) -> str:
 
 
 def hint_if_resolved(incident: Json) -> str:
-    """Return the effect of a silence for an incident that is over; empty for an open one."""
+    """Return the effect of a silence for an incident that is not open; empty for an open one."""
     if incident["state"] == "open":
         return ""
-    return f" #{incident['id']} is over ({state_of(incident)}): this holds for what its rule finds from now on."
+    return f" #{incident['id']} is {state_of(incident)}: this holds for what its rule finds from now on."
 
 
 def layer_count(incident: Json) -> str:
@@ -271,20 +273,22 @@ def layer_count(incident: Json) -> str:
 
 
 def incident_text(incident: Json) -> str:
-    """Return all of one incident: summary, times, acks, likely cause, fix, layers, deliveries."""
-    cause, fix = incident["likely_cause"], incident["fix"]
+    """Return all of one incident: the parts of its explanation in order, then layers and deliveries."""
+    parts, fix = incident["explanation"], incident["fix"]
     lines = [
         f"#{incident['id']} {incident['rule']} in {incident['run']}: {incident['severity']}, {state_of(incident)}",
-        incident["summary"],
-        _times_line(incident),
+        parts["what"],
+        _since_line(incident),
+        *_related_lines(incident),
         *_ack_and_silence_lines(incident),
         "",
-        f"Likely cause: {cause['text']}",
-        *(f"  - {text}" for text in cause["evidence"]),
-        *_frame_lines(incident.get("crash")),
-        "",
-        f"Fix{' (' + fix['framework'] + ')' if fix['framework'] else ''}: {fix['text']}",
+        f"Do first{' (' + fix['framework'] + ')' if fix['framework'] else ''}: {parts['do_first']}",
         *(f"    {line}" for line in fix["code"].splitlines()),
+        "",
+        f"Why: {parts['why']}",
+        *(f"  - {text}" for text in parts["evidence"][1:]),  # why begins with the first
+        *_frame_lines(incident.get("crash")),
+        *_more_lines(parts["more"].removesuffix(fix["code"]).strip()),
         *_layer_lines([each for each in incident["layers"] if each["layer"] is not None]),
         *_delivery_lines(incident["deliveries"]),
         "",
@@ -319,12 +323,22 @@ def hidden_incidents(silence: Json) -> str:
     return ", ".join(f"#{number}" for number in silence["incidents"])
 
 
-def _times_line(incident: Json) -> str:
-    text = f"Opened {console.to_minute(incident['opened'])} UTC at step {incident['opened_step']:,}"
+def _more_lines(text: str) -> list[str]:
+    return ["", f"More: {text}"] if text else []
+
+
+def _related_lines(incident: Json) -> list[str]:
+    cause, others = incident["caused_by"], incident["also"]
+    lines = [] if cause is None else [f"Caused by #{cause}."]
+    return [*lines, *([f"Same fault: {', '.join(f'#{number}' for number in others)}."] if others else [])]
+
+
+def _since_line(incident: Json) -> str:
+    text = f"Since {incident['explanation']['since']}"
     if incident["reopened"]:
         text += f", reopened {incident['reopened']} times" if incident["reopened"] > 1 else ", reopened once"
     if incident["resolved_step"] is not None:
-        text += f"; over at step {incident['resolved_step']:,}"
+        text += f"; {incident['state']} at step {incident['resolved_step']:,}"
     return f"{text}."
 
 

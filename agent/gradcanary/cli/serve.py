@@ -41,10 +41,11 @@ def add_up(commands: Commands) -> None:
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
     _add_store(command)
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
-    text = "send incidents of warning, or SEVERITY, and above to this address; may be given several times"
-    command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
+    text = "send incidents of warning, or SEVERITY, and above to this address, with ended also the end of their run; "
+    text += "may be given several times"
+    command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY][,ended]=URL", help=text)
     text = "send to Slack, e-mail, ntfy and others by an apprise address; safer in the file GRADCANARY_NOTIFY_FILE"
-    command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
+    command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY][,ended]=URL", help=text)
     command.add_argument("--auth", action="store_true", help="require access tokens on loopback, too: behind a proxy")
     command.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain, PEM")
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")

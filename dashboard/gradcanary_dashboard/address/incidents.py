@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlencode
 
 from gradcanary_dashboard.analysis.severity import SEVERITIES
 
-STATES = {"": "open and resolved", "open": "open", "resolved": "resolved"}
+STATES = {"": "every state", "open": "open", "over": "resolved or ended", "resolved": "resolved", "ended": "ended"}
 CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}}
 """Of a severity, in words."""
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradcanary_dashboard.analysis import severity
 from gradcanary_dashboard.text import numbers
 
 NO_STEP = (
@@ -65,8 +64,8 @@ def _crash(run: Mapping[str, Any]) -> str:
 
 
 def is_unrecovered(incident: Mapping[str, Any]) -> bool:
-    """Return True if a run ended on an incident; its end resolves an incident about absence."""
-    return incident["resolution"] == "run_finished" and incident["rule"] not in severity.ABSENCE_RULES
+    """Return True if a run ended on an incident."""
+    return bool(incident["state"] == "ended")
 
 
 def firing(run: Mapping[str, Any]) -> int:

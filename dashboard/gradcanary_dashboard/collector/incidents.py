@@ -10,8 +10,11 @@ from typing import Any
 from gradcanary_dashboard.address.incidents import Filter
 from gradcanary_dashboard.collector.client import Answer, Collector
 
-FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100}, "resolved": {"limit": 50}}
-"""Number and order of a page's incidents, by state."""
+FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100}}
+"""Number and order of a page's incidents, by state; the newest 50 of any other state."""
+
+OVER = "over"
+"""The history: incidents that are resolved or ended."""
 
 
 DETAILED_OF_RUN = 8
@@ -23,7 +26,10 @@ DETAILED_OF_LAYER = 24
 
 @dataclass(frozen=True)
 class IncidentPage:
-    """Incidents of one state, newest first, open ones worst first; ``next`` is the ``before`` of the following page."""
+    """Incidents of one state, or the history, newest first, open ones worst first.
+
+    ``next`` is the ``before`` of the following page.
+    """
 
     state: str
     incidents: Sequence[Mapping[str, Any]]
@@ -31,7 +37,7 @@ class IncidentPage:
 
 
 def load(collector: Collector, chosen: Filter) -> list[IncidentPage]:
-    """Return open incidents, then resolved ones; later pages of the history have only resolved ones."""
+    """Return open incidents, then the history; later pages have only the history."""
     answers = _answers(collector, chosen)
     return [IncidentPage(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
 
@@ -63,8 +69,12 @@ def worst_of_run(collector: Collector, run: str, layer: int | None = None) -> An
 
 
 def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:
-    states = {"": ("open", "resolved"), "open": ("open",), "resolved": ("resolved",)}[chosen.state]
+    states = (chosen.state,) if chosen.state else ("open", OVER)
     if chosen.before is not None:
         states = states[-1:]
-    query = {**chosen.asked(), "before": chosen.before}
-    return {state: collector.incidents(state=state, **FIRST[state], **query) for state in states}
+    query = {"limit": 50, **chosen.asked(), "before": chosen.before}
+    asked = {OVER: ("resolved", "ended")}
+    return {
+        state: collector.incidents(state=asked.get(state, state), **{**query, **FIRST.get(state, {})})
+        for state in states
+    }

@@ -16,7 +16,7 @@ from gradcanary_dashboard.text.deliveries import fate
 Endpoint = Mapping[str, Any]
 
 FROM = {
-    "webhook": "given when the collector starts: --webhook [SEVERITY=]URL",
+    "webhook": "given when the collector starts: --webhook [SEVERITY][,ended]=URL",
     "apprise": "given when the collector starts: --notify, or a line of GRADCANARY_NOTIFY_FILE",
 }
 SECRETIVE = "in the collector's configuration only"
@@ -51,7 +51,7 @@ def facts(endpoint: Endpoint) -> list[tuple[str, elements.Children]]:
     pending = endpoint["pending"]
     return [
         ("Address", None if endpoint["url"] == label(endpoint) else endpoint["url"] or SECRETIVE),
-        ("Hears of", _heard(endpoint["min_severity"])),
+        ("Hears of", _heard(endpoint)),
         ("Last delivery", elements.moment(endpoint["last_success"]) or "none so far"),
         ("Disabled", [elements.moment(endpoint["since"]), f": {endpoint['reason']}"] if is_disabled else None),
         ("Failing since", elements.moment(endpoint["failing_since"]) if endpoint["failing_since"] else None),
@@ -104,8 +104,10 @@ def _attempt(number: int, attempt: Mapping[str, Any]) -> list[Any]:
     return [f"{number}. {status} after {numbers.integer(attempt['ms'])} ms{error} ", elements.moment(attempt["at"])]
 
 
-def _heard(severity: str) -> str:
-    return severity if severity == SEVERITIES[-1] else f"{severity} and above"
+def _heard(endpoint: Endpoint) -> str:
+    severity = endpoint["min_severity"]
+    heard = severity if severity == SEVERITIES[-1] else f"{severity} and above"
+    return f"{heard}, and the end of its run" if endpoint["sends_ended"] else heard
 
 
 def _error(endpoint: Endpoint) -> elements.Children:

@@ -26,9 +26,9 @@ def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None 
 
 
 def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
-    """Return ``1 open, 2 resolved, 1 without recovery``."""
-    counts = Counter("without recovery" if is_unrecovered(each) else each["state"] for each in incidents)
-    return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "without recovery") if counts[state])
+    """Return ``1 open, 2 resolved, 1 ended``."""
+    counts = Counter(each["state"] for each in incidents)
+    return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "ended") if counts[state])
 
 
 def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, folded: bool = False) -> html.Article:
@@ -51,18 +51,19 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, f
         html.Div(
             [
                 elements.badge(incident["severity"], incident["severity"]),
-                html.Span(incident_text.outcome(incident), className=f"outcome {'open' if is_open else 'resolved'}"),
+                incident_text.outcome(incident),
             ],
             className="marks",
         ),
         html.P(elements.prose(incident["summary"]), className="summary"),
         html.P(_when(incident), className="dim"),
+        *(html.P(said, className="dim") for said in incident_text.related(incident)),
         *(html.P(said, className="dim") for said in incident_text.quiet(incident)),
         *actions(incident),
         *(_why(incident, view, layer, folded=folded and not named) if is_told else []),
         *_told(incident),
     ]
-    classes = ["incident", incident["state"], incident["severity"], *(["named"] if named else [])]
+    classes = ["incident", "open" if is_open else "resolved", incident["severity"], *(["named"] if named else [])]
     return html.Article(
         children, className=" ".join(classes), **elements.attributes(aria_labelledby=f"incident-{number}")
     )
@@ -73,8 +74,7 @@ def _when(incident: Mapping[str, Any]) -> str:
     texts = [] if since is None else [f"since step {numbers.integer(since)}"]
     texts.append(f"opened at step {numbers.integer(incident['opened_step'])}")
     if incident["resolved_step"] is not None:
-        verb = "run ended" if incident["resolution"] == "run_finished" else "resolved"
-        texts.append(f"{verb} at step {numbers.integer(incident['resolved_step'])}")
+        texts.append(f"{incident['state']} at step {numbers.integer(incident['resolved_step'])}")
     if incident["reopened"]:
         texts.append(f"reopened {numbers.plural(incident['reopened'], 'time')}")
     return " · ".join(texts)
@@ -86,16 +86,7 @@ def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: 
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
-    children: list[Any] = []
-    cause, fix = incident.get("likely_cause"), incident.get("fix")
-    if cause:
-        evidence = [html.Li(elements.prose(text)) for text in cause["evidence"]]
-        children += [html.H4("Likely cause"), html.P(elements.prose(cause["text"]))]
-        children += [html.Ul(evidence)] if evidence else []
-        children += incident_text.frames(incident)
-    if fix:
-        children += [html.H4("Fix"), html.P(fix["text"]), *([elements.code(fix["code"])] if fix["code"] else [])]
-    return [*children, *_members(incident, view, layer)]
+    return [*incident_text.explanation(incident, html.H4), *_members(incident, view, layer)]
 
 
 def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list[Any]:

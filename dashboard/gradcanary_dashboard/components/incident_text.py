@@ -5,19 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.deliveries import message, whom
 
 
-def outcome(incident: Mapping[str, Any]) -> list[Any]:
-    """Return ``open``, or how it ended, with an icon."""
-    if incident["state"] == "open":
-        return [elements.icon("pulse"), "open"]
-    resolution = incident["resolution"]
-    return [elements.icon("check"), numbers.RESOLUTIONS.get(resolution, resolution or "resolved")]
+def outcome(incident: Mapping[str, Any]) -> html.Span:
+    """Return the state of an incident with an icon: ``open``, ``ended``, ``resolved``, ``resolved: rule changed``."""
+    is_open = incident["state"] == "open"
+    icon = elements.icon("pulse" if is_open else "check")
+    return html.Span([icon, numbers.outcome(incident)], className=f"outcome {'open' if is_open else 'resolved'}")
+
+
+def related(incident: Mapping[str, Any]) -> list[Any]:
+    """Return links to the incident that explains one, and to those that its messages name."""
+    found: list[Any] = []
+    for words, others in (
+        ("caused by", [incident.get("caused_by")]),
+        ("same fault:", incident.get("also", ())),
+    ):
+        links = [dcc.Link(f"#{number}", href=f"/incidents/{number}") for number in others if number is not None]
+        if links:
+            apart = [part for link in links for part in (" ", link)]
+            found.append(html.Span([f"{words}", *apart], className="knows"))
+    return found
+
+
+def explanation(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
+    """Return what to do first, why, the evidence, and the general text, folded."""
+    parts, fix = incident.get("explanation"), incident.get("fix")
+    if not parts or not fix:
+        return []
+    code = [elements.code(fix["code"])] if fix["code"] else []
+    evidence = [html.Li(elements.prose(text)) for text in parts["evidence"]]
+    more = parts["more"].removesuffix(fix["code"]).strip()
+    return [
+        heading(f"Do first{', for ' + fix['framework'] if fix['framework'] else ''}"),
+        html.P(parts["do_first"]),
+        *code,
+        heading("Why"),
+        html.P(elements.prose(parts["why"])),
+        *([html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),
+        *frames(incident),
+        *([html.Details([html.Summary("More"), html.P(more)])] if more else []),
+    ]
 
 
 def frames(incident: Mapping[str, Any]) -> list[Any]:

@@ -41,10 +41,10 @@ def rows(incident: Mapping[str, Any], view: View) -> str:
 
 
 def tally(incident: Mapping[str, Any]) -> str:
-    """Return ``18 firing, 2 over``, or ``18 not recovered, 2 over`` of an incident on which the run ended."""
+    """Return ``18 firing, 2 resolved``, or ``18 ended, 2 resolved`` of an incident on which the run ended."""
     layers = _layers(incident)
     firing = sum(member["until_step"] is None for member in layers)
-    counts = {_unended(incident): firing, "over": len(layers) - firing}
+    counts = {_unended(incident): firing, "resolved": len(layers) - firing}
     said = ", ".join(f"{numbers.integer(count)} {word}" for word, count in counts.items() if count)
     return said or "none: it is about the run as a whole"
 
@@ -55,7 +55,7 @@ def _layers(incident: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _unended(incident: Mapping[str, Any]) -> str:
     """Return the words for a layer without an end: after the end of the run no layer fires."""
-    return "firing" if incident["state"] == "open" else "not recovered"
+    return "firing" if incident["state"] == "open" else "ended"
 
 
 def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> dict[str, Any]:

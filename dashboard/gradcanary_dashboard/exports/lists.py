@@ -18,6 +18,7 @@ OF_RUN = ("run", "state", "step", "last_step_at", "last_seen", "layers", "below_
 OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
 COUNTED = ("firing", "ever", "layers")
+STATES = {"over": ("resolved", "ended"), **{state: (state,) for state in ("open", "resolved", "ended")}}
 SAID = ("opened", "resolved", "summary", "url")
 
 
@@ -36,7 +37,7 @@ def of_incidents(collector: Collector, chosen: Filter) -> tuple[str, Pieces]:
     """Return all incidents of a filter, newest first."""
 
     def page(before: str | None) -> Row:
-        found: Row = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
+        found: Row = collector.incidents(state=STATES.get(chosen.state), before=before, **chosen.asked()).body
         return found
 
     words = [each for each in (chosen.state, chosen.severity, chosen.rule, chosen.run) if each]

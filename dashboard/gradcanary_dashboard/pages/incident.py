@@ -38,7 +38,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     name = f"#{place['incident']}"
     said = contents.get("incident-verdict", html.H1(f"Incident {name}"))
     cause, story = (static.slot(slot, contents.get(slot)) for slot in ("incident-cause", "incident-story"))
-    told = [elements.card("cause", cause, title="Likely cause"), member_table.card(contents)]
+    told = [elements.card("cause", cause, title="What to do, and why"), member_table.card(contents)]
     story_card = elements.card("story", story, title="What happened")
     columns = [html.Div(told, className="figures"), html.Div(story_card, className="beside")]
     return [
@@ -90,14 +90,14 @@ def steps_around(incident: Mapping[str, Any], there: Steps | None = None) -> Vie
 
 def _state(incident: Mapping[str, Any], around: View) -> list[Any]:
     run, rule = incident["run"], incident["rule"].replace("_", " ")
-    outcome = html.Span(incident_text.outcome(incident), className=f"outcome {incident['state']}")
     facts: list[Any] = [
-        outcome,
+        incident_text.outcome(incident),
         rule,
         html.Span(["in ", dcc.Link(run, href=run_url(run, View(incident=incident["id"])))]),
     ]
     facts += [
         elements.moment(incident["opened"], "opened "),
+        *incident_text.related(incident),
         *incident_text.quiet(incident),
         incident_text.told(incident),
     ]
@@ -112,7 +112,7 @@ def _tiles(incident: Mapping[str, Any]) -> list[html.Div]:
     firing, ever = (numbers.integer(counts[key]) for key in ("firing", "ever"))
     layers = f"{firing} / {numbers.integer(counts['layers'])}" if counts["ever"] else "whole run"
     over = incident["resolved_step"]
-    opened, resolved = incident["opened_step"], "still open" if over is None else numbers.integer(over)
+    opened, resolved = incident["opened_step"], "open" if over is None else numbers.integer(over)
     again = f"reopened {numbers.plural(incident['reopened'], 'time')}" if incident["reopened"] else ""
     ended = [elements.moment(incident["resolved"]), html.Span(again)] if incident["resolved"] else again
     since = numbers.integer(incident["since_step"])
@@ -121,21 +121,16 @@ def _tiles(incident: Mapping[str, Any]) -> list[html.Div]:
         elements.tile("Layers with this incident", layers, f"{ever} ever" if counts["ever"] else "", bad=is_bad),
         elements.tile("Since step", since, "the first sign"),
         elements.tile("Opened at step", numbers.integer(opened), elements.moment(incident["opened"])),
-        elements.tile("Resolved at step", resolved, ended),
+        elements.tile("Ended at step" if incident["state"] == "ended" else "Resolved at step", resolved, ended),
     ]
 
 
 def _cause(incident: Mapping[str, Any]) -> list[Component]:
-    cause, fix = incident["likely_cause"], incident["fix"]
-    evidence = [html.Li(elements.prose(text)) for text in cause["evidence"]]
-    shown: list[Component] = [html.P(elements.prose(cause["text"]))]
-    shown += [html.Ul(evidence, className="evidence")] if evidence else []
-    shown += incident_text.frames(incident)
+    cause = incident["likely_cause"]
+    shown: list[Component] = incident_text.explanation(incident, html.H3)
     if cause["incidents"]:
         links = [html.Li(dcc.Link(f"#{number}", href=f"/incidents/{number}")) for number in cause["incidents"]]
         shown += [html.Div([html.Span("Related incidents"), html.Ul(links)], className="linked")]
-    framework = f", for {fix['framework']}" if fix["framework"] else ""
-    shown += [html.H3(f"Fix{framework}"), html.P(fix["text"]), *([elements.code(fix["code"])] if fix["code"] else [])]
     return shown
 
 

@@ -1,4 +1,4 @@
-"""The list of the incidents of all runs: open ones, then resolved ones."""
+"""The list of the incidents of all runs: open ones, then the history."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gradcanary_dashboard.text import numbers
 SLOTS = {"incidents-csv": "href", "incidents-listed": TREES, "incidents-rules": "children"}
 """Id and property of each slot that a refresh fills."""
 
-TITLES = {"open": "Open", "resolved": "History"}
-FIRST = {"open": ("the worst", "The worst", "Further"), "resolved": ("the newest", "Newest", "Older")}
-"""The texts of the links to the first and the next page, by state."""
+TITLES = {"open": "Open", "over": "History", "resolved": "Resolved", "ended": "Ended"}
+OPEN, NEWEST = ("the worst", "The worst", "Further"), ("the newest", "Newest", "Older")
+"""The texts of the links to the first and the next page, of open incidents and of others."""
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -52,7 +52,7 @@ def row(incident: Mapping[str, Any]) -> html.Article:
     title = [
         elements.badge(incident["severity"], incident["severity"]),
         dcc.Link(f"#{number} {rule}", href=f"/incidents/{number}", className="name"),
-        html.Span(incident_text.outcome(incident), className=f"outcome {incident['state']}"),
+        incident_text.outcome(incident),
     ]
     where = dcc.Link(run, href=run_url(run, View(incident=number)), className="layer")
     said = html.Div(
@@ -62,7 +62,7 @@ def row(incident: Mapping[str, Any]) -> html.Article:
             html.P([html.Span(each) for each in [where, *_facts(incident)]], className="dim facts"),
         ]
     )
-    classes = f"row tone-{incident['severity']} {incident['state']}"
+    classes = f"row tone-{incident['severity']} {'open' if incident['state'] == 'open' else 'resolved'}"
     held = elements.attributes(aria_labelledby=f"row-{number}")
     return html.Article(
         [said, _counts(incident), *(actions(incident) if incident["state"] == "open" else [])],
@@ -74,10 +74,10 @@ def row(incident: Mapping[str, Any]) -> html.Article:
 def _facts(incident: Mapping[str, Any]) -> list[Any]:
     facts = [f"since step {numbers.integer(incident['since_step'])}", elements.moment(incident["opened"], "opened ")]
     if incident["resolved"]:
-        facts.append(elements.moment(incident["resolved"], "over "))
+        facts.append(elements.moment(incident["resolved"], f"{incident['state']} "))
     if incident["reopened"]:
         facts.append(f"reopened {numbers.plural(incident['reopened'], 'time')}")
-    return [*facts, *incident_text.quiet(incident), incident_text.told(incident)]
+    return [*facts, *incident_text.related(incident), *incident_text.quiet(incident), incident_text.told(incident)]
 
 
 def _counts(incident: Mapping[str, Any]) -> html.Div:
@@ -101,8 +101,8 @@ def _section(chapter: IncidentPage, chosen: Filter) -> list[html.Section]:
         return []
     count = numbers.integer(len(chapter.incidents))
     if chosen.before is not None:
-        count = f"{FIRST[chapter.state][2].lower()}, {count}"
-    tally = count if chapter.next is None or chosen.before is not None else f"{FIRST[chapter.state][0]} {count}"
+        count = f"{_words(chapter)[2].lower()}, {count}"
+    tally = count if chapter.next is None or chosen.before is not None else f"{_words(chapter)[0]} {count}"
     state = TITLES[chapter.state]
     head = html.Div([html.H2(state), html.Span(tally, className="aside")], className="head")
     return [html.Section([head, *map(row, chapter.incidents), *_paging(chapter, chosen)], className="chapter")]
@@ -110,7 +110,7 @@ def _section(chapter: IncidentPage, chosen: Filter) -> list[html.Section]:
 
 def _paging(chapter: IncidentPage, chosen: Filter) -> list[html.Nav]:
     """Return the links to the next page and to the first; ``state`` is named if the list has both states."""
-    links, (_, first, on) = [], FIRST[chapter.state]
+    links, (_, first, on) = [], _words(chapter)
     if chosen.before is not None:
         links.append(dcc.Link(first, href=incidents_address.url(replace(chosen, before=None)), className="do"))
     if chapter.next is not None:
@@ -118,6 +118,10 @@ def _paging(chapter: IncidentPage, chosen: Filter) -> list[html.Nav]:
         links.append(dcc.Link(on, href=incidents_address.url(following), className="do"))
     words = f"Pages of {TITLES[chapter.state].lower()}"
     return [html.Nav(links, className="paging", **elements.attributes(aria_label=words))] if links else []
+
+
+def _words(chapter: IncidentPage) -> tuple[str, str, str]:
+    return OPEN if chapter.state == "open" else NEWEST
 
 
 def _none(chosen: Filter, url: str) -> html.P | html.Div:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ RESOLUTIONS = {
     "rebaselined": "new baseline",
 }
 
+
 ENDED = ("finished", "crashed")
 """States of a run or a launch after its last step."""
 
@@ -39,6 +41,14 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "f
 
 KEPT = 2**12
 """Numbers whose texts are cached: a page has nearly the same numbers each second."""
+
+
+def outcome(incident: Mapping[str, Any]) -> str:
+    """Return the state of an incident, and how it was resolved if not by a recovery."""
+    resolution = incident["resolution"]
+    if incident["state"] != "resolved" or resolution in (None, "recovered"):
+        return str(incident["state"])
+    return f"resolved: {RESOLUTIONS.get(resolution, resolution)}"
 
 
 def yet(states: Iterable[str]) -> str:

@@ -68,6 +68,7 @@ def upgrade() -> None:
         sa.Column("previous_secret", sa.String(length=200), nullable=True),
         sa.Column("previous_until", sa.Double(), nullable=True),
         sa.Column("min_severity", sa.String(length=12), nullable=False),
+        sa.Column("sends_ended", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("created", sa.Double(), nullable=False),
         sa.Column("disabled", sa.Double(), nullable=True),
         sa.Column("disabled_reason", sa.Text(), nullable=True),

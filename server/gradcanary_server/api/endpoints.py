@@ -62,6 +62,7 @@ class EndpointShape(TypedDict):
     name: str
     url: str | None
     min_severity: Severity
+    sends_ended: bool
     state: Literal["enabled", "disabled"]
     since: UnixTime
     reason: str | None
@@ -146,11 +147,15 @@ class DeliveryList(TypedDict):
 
 
 class NewEndpoint(Body):
-    """An endpoint to create; without a ``secret`` the collector makes one."""
+    """An endpoint to create; without a ``secret`` the collector makes one.
+
+    With ``sends_ended`` it also gets a message when a run ends on an incident.
+    """
 
     url: str
     name: str = ""
     min_severity: Severity = "warning"
+    sends_ended: bool = False
     secret: str | None = None
 
 
@@ -160,6 +165,7 @@ class EndpointChange(Body):
     url: str | None = None
     name: str | None = None
     min_severity: Severity | None = None
+    sends_ended: bool | None = None
     enabled: bool | None = None
 
 
@@ -333,7 +339,8 @@ def _outcome_to_json(outcome: Attempt) -> OutcomeShape:
 def _add(request: Request, database: Database, new: NewEndpoint) -> Json:
     with database.write() as connection:
         now = database.now(connection)
-        number = notify_endpoints.create_endpoint(connection, new.url, new.name, new.min_severity, new.secret, now)
+        values = new.model_dump(include={"name", "min_severity", "sends_ended"})
+        number = notify_endpoints.create_endpoint(connection, new.url, values, new.secret, now)
         row = notify_endpoints.find_endpoint(connection, number)
         request.state.about = f"{number} {notify_endpoints.label(row)}"
         return {**_endpoint_to_json(row, 0), "secret": row["secret"]}

@@ -22,7 +22,8 @@ from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.incidents import service, silences
 from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
-from gradcanary_server.incidents.lifecycle import PROCESS_RULES, RANKS
+from gradcanary_server.incidents.explanation import Explanation
+from gradcanary_server.incidents.lifecycle import PROCESS_RULES, RANKS, State
 from gradcanary_server.incidents.repository import WHOLE_RUN_NO
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify.endpoints import label
@@ -95,13 +96,17 @@ class CrashShape(TypedDict):
 
 
 class IncidentSummary(TypedDict):
-    """An incident without its layers and deliveries."""
+    """An incident without its layers and deliveries.
+
+    ``caused_by`` is the earliest incident of the run that explains it. Messages about it name those in ``also``,
+    of which none of their own is sent meanwhile.
+    """
 
     id: int
     run: str
     rule: Rule
     severity: Severity
-    state: Literal["open", "resolved"]
+    state: State
     opened_step: Step
     opened: Moment
     since_step: Step
@@ -114,6 +119,9 @@ class IncidentSummary(TypedDict):
     silenced: SilencedShape | None
     last_deliveries: list[LastDelivery]
     counts: Counts
+    caused_by: int | None
+    also: list[int]
+    explanation: Explanation
     summary: str
     likely_cause: LikelyCause
     fix: Fix
@@ -180,7 +188,8 @@ def _refuse_number(text: object) -> object:
 class IncidentFilter:
     """The incidents of a list, of a ``run`` by its name or of runs with ``name_contains`` in their names.
 
-    ``layer`` is a layer of ``run``, by number or name: incidents of which it or the whole run is a member. ``sort`` is
+    ``state`` repeats. ``layer`` is a layer of ``run``, by number or name: incidents of which it or the whole run is a
+    member. ``sort`` is
     ``newest``, or ``worst``: open ones, then those that a run ended on, then the others; of the first two kinds by
     severity, then layers before runs that send nothing, then the newest.
     """
@@ -188,7 +197,7 @@ class IncidentFilter:
     run: str | None = None
     layer: Annotated[str | None, Query(max_length=500)] = None
     name_contains: Annotated[str, Query(max_length=100)] = ""
-    state: Literal["open", "resolved"] | None = None
+    state: Annotated[list[State] | None, Query()] = None
     severity: Severity | None = None
     rule: Rule | None = None
     since: Annotated[datetime, BeforeValidator(_refuse_number)] | None = None
@@ -260,8 +269,7 @@ def unix_time(moment: datetime) -> float:
 
 def _worst_first() -> tuple[ColumnElement[int], ...]:
     """Return the sort key of an incident; the worst has the largest."""
-    is_ended_on = func.coalesce(incident.c.resolution, "") == "run_finished"
-    stage = case((incident.c.state == "open", 2), (is_ended_on, 1), else_=0)
+    stage = case((incident.c.state == "open", 2), (incident.c.state == "ended", 1), else_=0)
     is_over = stage == 0
     severity = case((is_over, 0), else_=case(RANKS, value=incident.c.severity, else_=0))
     of_layers = case((is_over | incident.c.rule.in_(PROCESS_RULES), 0), else_=1)
@@ -282,7 +290,9 @@ def _query(connection: Connection, filters: IncidentFilter) -> Select[tuple[int]
         query = query.where(contains(run.c.name, filters.name_contains))
     if filters.since is not None:
         query = query.where(incident.c.opened >= unix_time(filters.since))
-    for column in (incident.c.state, incident.c.severity, incident.c.rule):
+    if filters.state:
+        query = query.where(incident.c.state.in_(filters.state))
+    for column in (incident.c.severity, incident.c.rule):
         value = getattr(filters, column.name)
         query = query if value is None else query.where(column == value)
     return query
@@ -396,6 +406,9 @@ def _summary(
         "silenced": _silenced(detail, active),
         "last_deliveries": last_deliveries,
         "counts": {"firing": record.firing, "ever": record.ever_firing, "layers": record.layers},
+        "caused_by": detail.caused_by,
+        "also": [other.incident for other in detail.covers],
+        "explanation": detail.explanation,
         "summary": detail.summary,
         "likely_cause": detail.cause,
         "fix": detail.fix,

@@ -21,6 +21,21 @@ from gradcanary_server.rules.types import Jump
 NEAR_STEPS = 200
 """An incident that opened at most this many steps earlier may be the cause."""
 
+CAUSES_OF: Mapping[str, tuple[str, ...]] = {
+    "collapse": ("explosion", "nonfinite", "scale_drop"),
+    "crash": ("explosion", "nonfinite"),
+    "explosion": ("nonfinite",),
+    "nonfinite": ("explosion",),
+    "scale_drop": ("explosion", "nonfinite"),
+    "vanished": ("explosion", "nonfinite", "scale_drop"),
+}
+"""The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
+layer, and a fall of all gradients is one of each layer. Other rules are about the setup or the process.
+"""
+
+CAUSE_RULES = ("explosion", "nonfinite", "scale_drop")
+"""All rules that explain others."""
+
 MAX_FACTS = 3
 
 _COMPARED = {"collapse": ("fall",), "vanished": ("stopped",)}
@@ -57,6 +72,65 @@ _HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 _POSITION = re.compile(r"group\d+\.\d+")
 """The name of a layer that the optimizer holds and no module has."""
+
+
+def is_caused_by(effect: Incident, cause: Incident) -> bool:
+    """Return True if another incident of the same run explains one: it opened at most 200 steps before.
+
+    Of two that opened at the same step the non-finite one is the cause.
+    """
+    if (
+        cause.rule not in CAUSES_OF.get(effect.rule, ())
+        or cause.launch_no != effect.launch_no
+        or cause.severity == "information"
+    ):
+        return False
+    distance = effect.opened_step - cause.opened_step
+    is_first = distance > 0 or effect.rule != "nonfinite"
+    return 0 <= distance <= NEAR_STEPS and is_first
+
+
+def first_cause(effect: Incident, others: Iterable[Incident]) -> Incident | None:
+    """Return the earliest incident of the run that explains one, None if there is none."""
+    found = [other for other in others if is_caused_by(effect, other)]
+    return min(found, key=lambda cause: (cause.opened_step, cause.id or 0), default=None)
+
+
+def is_inhibited_by(incident: Incident, other: Incident) -> bool:
+    """Return True if messages about another incident of the run cover one that it explains.
+
+    A critical non-finite incident is never inhibited. It covers also what opened at most 200 steps before it: a
+    training that diverges is one fault.
+    """
+    if _is_critical_nonfinite(incident):
+        return False
+    return is_caused_by(incident, other) or (_is_critical_nonfinite(other) and _leads_to(incident, other))
+
+
+def covered_incidents(incident: Incident, others: Iterable[Incident]) -> list[Incident]:
+    """Return the unrecovered incidents of the run that messages about one cover, in the order of their opening.
+
+    Those that a covered one covers are among them.
+    """
+    left = [other for other in others if other.state != "resolved" and other.severity != "information"]
+    found: list[Incident] = []
+    frontier = [incident]
+    while frontier:
+        leader = frontier.pop()
+        covered = [other for other in left if is_inhibited_by(other, leader)]
+        left = [other for other in left if other not in covered]
+        found += covered
+        frontier += covered
+    return sorted(found, key=lambda other: (other.opened_step, other.id or 0))
+
+
+def _leads_to(incident: Incident, nonfinite: Incident) -> bool:
+    is_near = 0 <= nonfinite.opened_step - incident.opened_step <= NEAR_STEPS
+    return incident.rule in CAUSES_OF and incident.launch_no == nonfinite.launch_no and is_near
+
+
+def _is_critical_nonfinite(incident: Incident) -> bool:
+    return incident.rule == "nonfinite" and incident.severity == "critical"
 
 
 class LayerInfo(NamedTuple):

@@ -12,7 +12,9 @@ from gradcanary import remedies
 from gradcanary.wire import Fact
 from gradcanary_server.incidents import causes, repository, silences, text
 from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
+from gradcanary_server.incidents.explanation import Explanation, explain
 from gradcanary_server.incidents.lifecycle import Incident, Member
+from gradcanary_server.rules.types import Severity
 from gradcanary_server.storage.schema import incident, layer, run
 
 MANY = 1_000
@@ -29,8 +31,21 @@ class Ack:
 
 
 @dataclass(frozen=True)
+class CoveredIncident:
+    """An unrecovered incident of the run that messages about another one cover."""
+
+    incident: int
+    rule: str
+    severity: Severity
+    headline: str
+
+
+@dataclass(frozen=True)
 class IncidentDetail:
-    """An incident, its members and texts, layers of its run, and the last evaluated ``step`` of the run."""
+    """An incident, its members and texts, layers of its run, and the last evaluated ``step`` of the run.
+
+    ``caused_by`` is the earliest incident that explains it; ``covers`` are those that its messages are about, too.
+    """
 
     id: int
     run: str
@@ -42,6 +57,10 @@ class IncidentDetail:
     ack: Ack | None
     cause: LikelyCause
     fix: remedies.Fix
+    explanation: Explanation
+    headline: str
+    caused_by: int | None
+    covers: tuple[CoveredIncident, ...]
 
 
 def load_details(
@@ -94,7 +113,11 @@ def _detail(
         names = {number: info.name for number, info in layers.items()}
         summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
-    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(connection, row), facts))
+    other_rows = _others(connection, row)
+    others = {repository.incident_from_row(other): str(other["headline"]) for other in other_rows}
+    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(row, other_rows), facts))
+    fix = remedies.fix(cause.code, row["framework"])
+    first_cause = causes.first_cause(visible, others)
     return IncidentDetail(
         id=row["incident_id"],
         run=row["run"],
@@ -105,7 +128,15 @@ def _detail(
         summary=summary,
         ack=None if visible.acked is None else Ack(visible.acked, row["acked_by"], row["ack_note"]),
         cause=cause,
-        fix=remedies.fix(cause.code, row["framework"]),
+        fix=fix,
+        explanation=explain(summary, visible, cause, fix),
+        headline=text.headline(visible, members),
+        caused_by=None if first_cause is None else first_cause.id,
+        covers=tuple(
+            CoveredIncident(other.id, other.rule, other.severity, others[other])
+            for other in causes.covered_incidents(visible, others)
+            if other.id is not None
+        ),
     )
 
 
@@ -118,16 +149,33 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
     return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
 
 
-def _nearby(connection: Connection, row: RowMapping) -> tuple[NearbyIncident, ...]:
-    """Return the other incidents that opened before this one and are open, or opened shortly before it."""
-    step = row["opened_step"] if row["rule"] != "crash" else row["since_step"]  # of its last crash
-    recent = incident.c.opened_step >= step - causes.NEAR_STEPS
+def _others(connection: Connection, row: RowMapping) -> Sequence[RowMapping]:
+    """Return the other incidents of the run that are open, or opened shortly before or after this one."""
+    distance = 2 * causes.NEAR_STEPS  # a non-finite incident covers what an explosion before it explains
+    is_near = incident.c.opened_step.between(_step(row) - distance, _step(row) + distance)
     query = select(incident).where(
         incident.c.run_id == row["run_id"],
         incident.c.incident_id != row["incident_id"],
-        incident.c.opened_step <= step,
-        incident.c.rule != "crash",
-        or_(incident.c.state == "open", and_(recent, incident.c.launch_no == row["launch_no"])),
+        or_(incident.c.state == "open", and_(is_near, incident.c.launch_no == row["launch_no"])),
     )
-    others = connection.execute(query.order_by(incident.c.incident_id))
-    return tuple(NearbyIncident(near.incident_id, near.rule, near.severity, near.opened_step) for near in others)
+    return connection.execute(query.order_by(incident.c.incident_id)).mappings().all()
+
+
+def _nearby(row: RowMapping, others: Sequence[RowMapping]) -> tuple[NearbyIncident, ...]:
+    """Return the other incidents that opened before this one and are open, or opened shortly before it.
+
+    A crash explains none.
+    """
+    return tuple(
+        NearbyIncident(near["incident_id"], near["rule"], near["severity"], near["opened_step"])
+        for near in others
+        if near["rule"] != "crash"
+        and near["opened_step"] <= _step(row)
+        and (near["state"] == "open" or near["opened_step"] >= _step(row) - causes.NEAR_STEPS)
+    )
+
+
+def _step(row: RowMapping) -> int:
+    """Return the step at which an incident opened; of a crash, that of the last one."""
+    step: int = row["since_step"] if row["rule"] == "crash" else row["opened_step"]
+    return step

@@ -1,4 +1,4 @@
-"""The lifecycle of an incident: opened, grown, resolved, reopened. Pure; time is an argument.
+"""The lifecycle of an incident: opened, grown, resolved, ended, reopened. Pure; time is an argument.
 
 At most one incident per run and rule is open; layers are its members. A layer that fires joins, one that resolves
 stays a member, and the incident resolves with its last firing member.
@@ -15,7 +15,11 @@ from typing import Literal
 from gradcanary.wire import Crash
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, Severity, Transition
 
-State = Literal["open", "resolved"]
+State = Literal["open", "resolved", "ended"]
+"""Resolved is a recovery. Ended: the run ended, or was deleted, without one."""
+
+RUN_ENDS = ("run_finished", "run_deleted")
+"""Resolutions by the end of the run."""
 
 RANKS: dict[Severity, int] = {severity: rank for rank, severity in enumerate(SEVERITIES)}
 """Severities in ascending order."""
@@ -158,7 +162,7 @@ class IncidentCase:
             self.incident = close_incident(self.incident, change.step, now, self._resolution(change))
 
     def reopen(self, context: TransitionContext, lr_jumps: tuple[Jump, ...]) -> None:
-        """Continue a resolved incident; its acknowledgement ends.
+        """Continue an incident that was over; its acknowledgement ends.
 
         If a changed rule finds the same again, the run did not change: no message is sent, and the ack stays.
         """
@@ -190,7 +194,7 @@ class IncidentCase:
         if context.inherit_after_step is None or step <= context.inherit_after_step:
             return
         incident = self.incident
-        if incident.resolution == "run_finished" and incident.launch_no != context.launch_no and self.is_firing:
+        if incident.state == "ended" and incident.launch_no != context.launch_no and self.is_firing:
             self.reopen(context, incident.lr_jumps)
 
     def _put(self, layer: int | None, member: Member) -> None:
@@ -220,7 +224,7 @@ def apply_transitions(
             if case is None or not _continues(case, context.now, reopen_s):
                 finished += [case] if case is not None and case.has_changed else []
                 case = IncidentCase(_opened(change, context))
-            elif case.incident.state == "resolved":
+            elif case.incident.state != "open":
                 case.reopen(context, change.jumps)
             case.fire(change)
         elif case is not None:
@@ -231,14 +235,19 @@ def apply_transitions(
 
 
 def close_incident(incident: Incident, step: int, now: float, resolution: str) -> Incident:
-    """Return the incident resolved; members that still fire are unchanged, they did not recover."""
-    return replace(incident, state="resolved", resolved_step=step, resolved=now, resolution=resolution)
+    """Return the incident over; members that still fire are unchanged, they did not recover.
+
+    The end of the run ends it, and resolves one of a silent or stalled run.
+    """
+    is_end = resolution in RUN_ENDS and incident.rule not in ABSENCE_RULES
+    state: State = "ended" if is_end else "resolved"
+    return replace(incident, state=state, resolved_step=step, resolved=now, resolution=resolution)
 
 
 def _continues(case: IncidentCase, now: float, reopen_s: float) -> bool:
     # An incident that the run ended on continues at any time: a new one would lack the layers that still fire.
     incident = case.incident
-    is_unrecovered = incident.resolution == "run_finished" and case.is_firing
+    is_unrecovered = incident.state == "ended" and case.is_firing
     is_recent = incident.resolved is None or now - incident.resolved <= reopen_s
     return is_recent or is_unrecovered or _is_found_again(incident, now)
 

@@ -45,8 +45,7 @@ _INHERITED = (
     .join(launch, (launch.c.run_id == incident.c.run_id) & (launch.c.launch_no == bindparam("launch_no")))
     .where(
         incident.c.run_id == bindparam("run_id"),
-        incident.c.resolution == "run_finished",
-        incident.c.rule.not_in(ABSENCE_RULES),
+        incident.c.state == "ended",
         incident.c.launch_no != launch.c.launch_no,
         launch.c.first_step <= bindparam("reached", type_=BigInteger) - RESUME_STEPS,
     )
@@ -151,7 +150,7 @@ def open_absence_rules(connection: Connection, run_ids: Collection[int] | None =
 
 
 def close_run(connection: Connection, run_id: int, step: int, now: float, resolution: str) -> None:
-    """Resolve every open incident of a run; its members still fire, they did not recover."""
+    """End every open incident of a run; its members still fire, they did not recover."""
     for case in repository.open_incidents(connection, run_id):
         at = max(step, case.incident.opened_step)  # a crash is in the step after the last one
         closed = IncidentCase(close_incident(case.incident, at, now, resolution), case.members)
@@ -182,7 +181,7 @@ def rebaseline(connection: Connection, run_id: int, incident_id: int, now: float
         resolved = Transition(step, rule, layer, "resolved", case.incident.severity, step, resolution="rebaselined")
         case.resolve(resolved, now)
     if not case.is_firing:  # also where the end of the run had closed it
-        case.incident = replace(case.incident, resolution="rebaselined")
+        case.incident = replace(case.incident, state="resolved", resolution="rebaselined")
     repository.save_incident(connection, run_id, case)
 
 
@@ -216,8 +215,7 @@ def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int,
     newest = select(func.max(incident.c.incident_id)).where(is_of_runs).group_by(incident.c.run_id, incident.c.rule)
     members = is_of_incident(incident_layer, incident.c.run_id, incident.c.incident_id)
     fires = exists().where(members, incident_layer.c.until_step.is_(None))
-    ended = and_(incident.c.resolution == "run_finished", incident.c.rule.not_in(ABSENCE_RULES))
-    is_last = and_(ended, incident.c.incident_id.in_(newest), fires)
+    is_last = and_(incident.c.state == "ended", incident.c.incident_id.in_(newest), fires)
     query = select(incident).where(is_of_runs, or_(incident.c.state == "open", is_last))
     for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
         rows[row["run_id"]].append(row)

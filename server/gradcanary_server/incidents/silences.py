@@ -168,7 +168,11 @@ def silenced_members_by_incident(
     names = run_names(connection, {row["run_id"] for row in rows}) if active else {}
     silenced: dict[int, SilencedMembers] = {}
     for row in rows:
-        matching = [silence for silence in active if silence.is_about(names.get(row["run_id"], ""), row["rule"])]
+        matching = [
+            silence
+            for silence in active
+            if silence.is_about(names.get(row["run_id"], ""), row["rule"]) and not _is_over(row, silence.created)
+        ]
         if matching:
             members = repository.load_members(connection, row["run_id"], row["incident_id"])
             is_by_name = any(silence.match is not None for silence in matching)
@@ -176,6 +180,11 @@ def silenced_members_by_incident(
             named = [(number, None if number is None else layer_names.get(number)) for number in members]
             silenced[row["incident_id"]] = SilencedMembers(members, covered_members(matching, named))
     return silenced
+
+
+def _is_over(row: RowMapping, moment: float) -> bool:
+    """Return True if an incident was over at a moment: a later silence does not change the message of its end."""
+    return row["state"] != "open" and row["resolved"] is not None and row["resolved"] < moment
 
 
 def _member_names(connection: Connection, run_id: int, incident_id: int) -> dict[int, str]:

@@ -7,6 +7,7 @@ in memory only. The tables hold a fingerprint instead, and no error message cont
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import logging
@@ -40,6 +41,11 @@ MAX_HUNG = 8
 _MIN_PART_LENGTH = 4
 """Shorter parts of an address are words, and not hidden in error messages."""
 
+_KEYS = ("alias", "dedup", "external_id", "thirdparty")
+"""Attributes of apprise's plugins with the key by which a service groups messages: PagerDuty, Opsgenie, ..."""
+
+_MAIL = ("mailto", "mailtos")
+
 NEEDS_APPRISE = "--notify needs the package apprise: pip install 'gradcanary[notify]', or '.[notify]' in a clone."
 
 
@@ -59,12 +65,14 @@ class Channel:
 
 
 def open_channels(addresses: Iterable[str]) -> dict[ConfiguredEndpoint, Channel]:
-    """Return the endpoint and channel of each ``[SEVERITY=]URL``; raises SettingsError."""
+    """Return the endpoint and channel of each ``[SEVERITY][,ended]=URL``; raises SettingsError."""
     channels: dict[ConfiguredEndpoint, Channel] = {}
     for number, text in enumerate(addresses, 1):
-        severity, url = endpoints.split_severity(text)
-        channel = _open(url, number)
-        channels[ConfiguredEndpoint(channel.key, severity, "apprise", channel.service[:100])] = channel
+        given = endpoints.parse_configured(text)
+        channel = _open(given.url, number)
+        sends_ended = given.sends_ended or _keeps_open(channel.target)
+        name = channel.service[:100]
+        channels[ConfiguredEndpoint(channel.key, given.min_severity, "apprise", name, sends_ended)] = channel
     return channels
 
 
@@ -92,23 +100,45 @@ async def send_text(channel: Channel, body: bytes) -> None:
 def render(message: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return the title, the text, and apprise's type of a message.
 
-    The title is the same for all messages of an incident: mail programs thread by it, and PagerDuty resolves by it.
-    The least important part comes last, because some services truncate messages.
+    The parts of the explanation are in their order, the least important last: some services truncate messages.
     """
     data = message["data"]
     if message["type"] == "gradcanary.test":
         return "gradcanary: test", f"{data['summary']}\n{data['url']}", "info"
-    event = message["type"].rpartition(".")[2]
-    # Without the run: it may be renamed.
-    title = f"gradcanary: {data['rule']} (incident {data['incident']})"
+    event, parts = message["type"].rpartition(".")[2], data["explanation"]
     lines = (
-        f"{event}, {data['severity']}, in {data['run']}: {_escape_mentions(data['summary'])}",
+        f"{event}: {parts['what']}",
+        *(f"Also: {other['headline']} (#{other['incident']})" for other in data["also"]),
+        f"Since: {parts['since']}",
         data["url"],
-        f"Likely cause: {_escape_mentions(data['likely_cause'])}",
-        f"Fix: {data['fix']}",
+        f"Do first: {parts['do_first']}",
+        f"Why: {parts['why']}",
+        *(f"- {text}" for text in parts["evidence"][1:]),  # why begins with the first
+        parts["more"],
     )
     kind = {"critical": "failure", "warning": "warning"}.get(data["severity"], "info")
-    return title, "\n".join(lines), "success" if data["state"] == "resolved" else kind
+    text = _escape_mentions("\n".join(lines))
+    return _escape_mentions(data["title"]), text, "success" if event in ("resolved", "ended") else kind
+
+
+def target_of_incident(channel: Channel, message: Mapping[str, Any]) -> apprise.NotifyBase:
+    """Return the service with what groups its messages by incident: a key of its own, or the headers of a mail thread.
+
+    The title cannot: it changes with severity and count. A key in the channel's address wins.
+    """
+    if message["type"] == "gradcanary.test":
+        return channel.target
+    key = f"gradcanary-{message['data']['incident']}"
+    _ = channel.target.store  # made once: the copies share what it has of earlier messages
+    target = copy.copy(channel.target)
+    for name in _KEYS:
+        if hasattr(target, name) and not getattr(target, name):
+            setattr(target, name, key)
+    if channel.url.partition(":")[0].lower() in _MAIL:
+        thread = f"<{key}@gradcanary>"
+        headers = getattr(target, "headers", {})
+        setattr(target, "headers", {"References": thread, "In-Reply-To": thread, **headers})  # noqa: B010 -- no base class has it
+    return target
 
 
 def redact_address(text: str, url: str) -> str:
@@ -124,6 +154,11 @@ def redact_address(text: str, url: str) -> str:
 def _escape_mentions(text: str) -> str:
     """Return a text without mentions: a layer may be named @everyone, or <!channel>."""
     return text.replace("@", "@\u200b").replace("<!", "<\u200b!")
+
+
+def _keeps_open(target: apprise.NotifyBase) -> bool:
+    """Return True for a service that keeps an incident open until a message of success closes it."""
+    return getattr(target, "action", None) == "map" and any(hasattr(target, name) for name in _KEYS)
 
 
 def _open(url: str, number: int) -> Channel:
@@ -176,9 +211,10 @@ def _key(url: str) -> str:
 def _notify(channel: Channel, body: bytes) -> None:
     import apprise
 
-    title, text, kind = render(json.loads(body))
+    message = json.loads(body)
+    title, text, kind = render(message)
     services = apprise.Apprise()
-    services.add(channel.target)
+    services.add(target_of_incident(channel, message))
     result = services.notify(text, title, notify_type=kind, body_format="text")
     if not result:
         reason = "; ".join(entry.message for entry in result.logs()) or str(result.status.name).lower()

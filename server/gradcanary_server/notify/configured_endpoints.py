@@ -27,8 +27,7 @@ class ConfiguredEndpoints:
 def read_configured(settings: Settings) -> ConfiguredEndpoints:
     """Return the endpoints of the command line; raises SettingsError."""
     channels = apprise_channel.open_channels(settings.notify)
-    parsed = map(endpoints.split_severity, settings.webhooks)
-    webhooks = [ConfiguredEndpoint(url, severity) for severity, url in parsed]
+    webhooks = [endpoints.parse_configured(text) for text in settings.webhooks]
     urls = [webhook.url for webhook in webhooks]
     for url in urls:
         if urls.count(url) > 1:

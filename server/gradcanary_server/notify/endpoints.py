@@ -57,12 +57,16 @@ NOT_CONFIGURED = "the command line did not name it at the last start"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An enabled endpoint; it gets no incidents under ``min_severity``, and none resolved before ``since``."""
+    """An enabled endpoint; it gets no incidents under ``min_severity``, and none that were over before ``since``.
+
+    One that ``sends_ended`` also gets the end of a run that ended on an incident.
+    """
 
     id: int
     url: str
     min_severity: Severity
     since: float
+    sends_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,18 @@ class ConfiguredEndpoint:
     min_severity: Severity = "warning"
     kind: Literal["webhook", "apprise"] = "webhook"  # only a webhook has a secret
     name: str = ""
+    sends_ended: bool = False
 
 
-def split_severity(text: str) -> tuple[Severity, str]:
-    """Return the minimum severity and the address of ``[SEVERITY=]URL``; the default is warning."""
-    for severity in SEVERITIES:
-        if text.startswith(f"{severity}="):
-            return severity, text.removeprefix(f"{severity}=")
-    return "warning", text
+def parse_configured(text: str) -> ConfiguredEndpoint:
+    """Return the endpoint of ``[SEVERITY][,ended]=URL``, or of a URL; the default severity is warning."""
+    options, _, url = text.partition("=")
+    words = options.split(",")
+    severities = [severity for severity in SEVERITIES if severity in words]
+    if len(severities) > 1 or sorted(words) != sorted({*severities, *({"ended"} & set(words))}):
+        return ConfiguredEndpoint(text)
+    severity: Severity = severities[0] if severities else "warning"
+    return ConfiguredEndpoint(url, severity, sends_ended="ended" in words)
 
 
 def redacted_address(row: RowMapping) -> str | None:
@@ -105,6 +113,7 @@ def upsert_configured(
     if configured.kind == "webhook":
         _check(configured.url, secret)
     values: dict[str, object] = {"kind": configured.kind, "origin": "operator", "min_severity": configured.min_severity}
+    values["sends_ended"] = configured.sends_ended
     row = connection.execute(select(endpoint).where(endpoint.c.url == configured.url)).mappings().one_or_none()
     if row is not None:
         values |= _enabled(row, now)
@@ -131,7 +140,10 @@ def disable_missing(connection: Connection, urls: Collection[str], now: float) -
 def enabled_endpoints(connection: Connection) -> list[Endpoint]:
     """Return the enabled endpoints in the order of their creation."""
     query = select(endpoint).where(endpoint.c.disabled.is_(None)).order_by(endpoint.c.endpoint_id)
-    return [Endpoint(row.endpoint_id, row.url, row.min_severity, row.created) for row in connection.execute(query)]
+    return [
+        Endpoint(row.endpoint_id, row.url, row.min_severity, row.created, row.sends_ended)
+        for row in connection.execute(query)
+    ]
 
 
 def lock_endpoint(connection: Connection, endpoint_id: int) -> None:
@@ -199,7 +211,7 @@ def _replan_resolved(connection: Connection, endpoint_id: int) -> None:
     )
     newest = select(func.max(last.c.delivered)).where(*of_last).correlate(delivery).scalar_subquery()
     arrived = func.coalesce(delivery.c.delivered, delivery.c.maybe_delivered_at) >= func.coalesce(newest, 0.0)
-    unresolved = (delivery.c.endpoint_id == endpoint_id, delivery.c.kind != "resolved", arrived)
+    unresolved = (delivery.c.endpoint_id == endpoint_id, delivery.c.kind.not_in(("resolved", "ended")), arrived)
     keys = select(delivery.c.run_id, delivery.c.incident_id).where(*unresolved)
     is_unresolved = tuple_(incident.c.run_id, incident.c.incident_id).in_(keys)
     done = (incident.c.notifications_done.is_(True), is_unresolved)
@@ -242,14 +254,15 @@ def all_endpoints(connection: Connection) -> list[RowMapping]:
     return list(connection.execute(query).mappings())
 
 
-def create_endpoint(
-    connection: Connection, url: str, name: str, min_severity: str, secret: str | None, now: float
-) -> int:
-    """Create an endpoint and return its id; raises RequestError 409 if its address exists, or there are too many."""
+def create_endpoint(connection: Connection, url: str, values: dict[str, Any], secret: str | None, now: float) -> int:
+    """Create an endpoint with the ``values`` of other columns, and return its id.
+
+    Raises RequestError 409 if its address exists, or there are too many.
+    """
     count = connection.execute(select(func.count()).where(endpoint.c.deleted.is_(None))).scalar_one()
     if count >= MAX_ENDPOINTS:
         raise RequestError(409, "too_many_endpoints", f"There are {MAX_ENDPOINTS} endpoints already: remove some.")
-    values = {"url": url, "name": name, "min_severity": min_severity, "secret": secret or webhook.new_secret()}
+    values = {**values, "url": url, "secret": secret or webhook.new_secret()}
     statement = insert(endpoint).values(**values, kind="webhook", origin="api", created=now)
     return int(_execute(connection, statement.returning(endpoint.c.endpoint_id)).scalar_one())
 
@@ -259,9 +272,9 @@ def change_endpoint(
 ) -> None:
     """Change an endpoint; raises RequestError 404, and 409 for a value of the command line."""
     row = find_endpoint(connection, number, lock=True)
-    changed = [name for name in ("url", "min_severity") if name in values and values[name] != row[name]]
+    changed = [name for name in ("url", "min_severity", "sends_ended") if name in values and values[name] != row[name]]
     if changed and row["origin"] == "operator":
-        message = f"Its {changed[0].replace('_', ' ')} is given on the command line, as [SEVERITY=]URL."
+        message = f"Its {changed[0].replace('_', ' ')} is given on the command line, as [SEVERITY][,ended]=URL."
         raise _operators_endpoint(message, changed[0])
     if "url" in changed:
         values = {**values, "failing_since": None}

@@ -29,8 +29,11 @@ from sqlalchemy import (
 )
 
 from gradcanary_server.errors import RequestError
-from gradcanary_server.incidents import detail, repository, service, silences, text
+from gradcanary_server.incidents import causes, detail, repository, service, silences, text
+from gradcanary_server.incidents.lifecycle import Incident
+from gradcanary_server.incidents.silences import SilencedMembers
 from gradcanary_server.notify import endpoints, payload, planner
+from gradcanary_server.notify.endpoints import Endpoint
 from gradcanary_server.notify.planner import (
     LEASE_S,
     Delivery,
@@ -39,6 +42,7 @@ from gradcanary_server.notify.planner import (
     Expire,
     LastNotification,
     MarkDone,
+    NotifiedCause,
     Step,
 )
 from gradcanary_server.notify.sender import Attempt
@@ -106,8 +110,12 @@ def plan_deliveries(
     if not rows:
         return []
     targets = endpoints.enabled_endpoints(connection)
-    deliveries = _deliveries(connection, _HAS_MESSAGES_TO_COME)
-    silenced = silences.silenced_members_by_incident(connection, rows, silences.active_silences(connection, now))
+    cause_rows = _cause_rows(connection, rows)
+    is_read = or_(_HAS_MESSAGES_TO_COME, incident.c.incident_id.in_([row["incident_id"] for row in cause_rows]))
+    deliveries = _deliveries(connection, is_read)
+    active = silences.active_silences(connection, now)
+    silenced = silences.silenced_members_by_incident(connection, [*rows, *cause_rows], active)
+    notified = _NotifiedCauses([row for row in cause_rows if row["rule"] not in muted], deliveries, silenced)
     steps: list[Step] = []
     for row in rows:
         current = repository.incident_from_row(row)
@@ -119,11 +127,43 @@ def plan_deliveries(
             is_older = current.resolved is not None and current.resolved < target.since
             if sent or not is_older:
                 members = silenced.get(row["incident_id"])
-                actions.append(planner.next_action(current, members, target, sent, policy, now))
+                inhibited = planner.inhibition(current, notified.of(current, target), policy)
+                actions.append(planner.next_action(current, members, target, sent, policy, now, inhibited))
         steps += [action for action in actions if isinstance(action, Expire | Enqueue)]
-        if current.state == "resolved" and all(action is None for action in actions):
+        if current.state != "open" and all(action is None for action in actions):
             steps.append(MarkDone(row["run_id"], row["incident_id"]))
     return steps
+
+
+@dataclass(frozen=True)
+class _NotifiedCauses:
+    """The incidents that may explain others, with what endpoints got and get of them."""
+
+    rows: Sequence[RowMapping]
+    deliveries: Mapping[tuple[int, int], Sequence[Delivery]]
+    silenced: Mapping[int, SilencedMembers]
+
+    def of(self, effect: Incident, target: Endpoint) -> list[NotifiedCause]:
+        """Return the causes of an incident of which an endpoint was or will be notified."""
+        of_run = (row for row in self.rows if row["run_id"] == effect.run_id)
+        found = []
+        for row in of_run:
+            cause, number = repository.incident_from_row(row), row["incident_id"]
+            if causes.is_inhibited_by(effect, cause):
+                sent = self.deliveries.get((number, target.id), [])
+                found.append(planner.notified_cause(cause, self.silenced.get(number), sent, target))
+        return [cause for cause in found if cause is not None]
+
+
+def _cause_rows(connection: Connection, rows: Sequence[RowMapping]) -> list[RowMapping]:
+    """Return the incidents that may explain some of these: with messages to come, or that the run ended on.
+
+    None is locked or skipped: an incident that another transaction locks explains others as it was before.
+    """
+    run_ids = {row["run_id"] for row in rows if row["rule"] in causes.CAUSES_OF}
+    is_needed = or_(_HAS_MESSAGES_TO_COME, incident.c.state == "ended")
+    is_cause = and_(incident.c.run_id.in_(run_ids), incident.c.rule.in_(causes.CAUSE_RULES), is_needed)
+    return list(connection.execute(select(incident).where(is_cause)).mappings()) if run_ids else []
 
 
 def compose_drafts(
@@ -166,8 +206,8 @@ def apply_step(connection: Connection, step: Step, drafts: Mapping[DeliveryKey, 
 def enqueue_final_notifications(connection: Connection, row: Record, rules: Rules, public_url: str, now: float) -> None:
     """Replace all messages about a run that is being deleted by the last ones, which need none of its rows.
 
-    Each endpoint that may have a message about an incident gets its resolution; one that is under way stays. Messages
-    of runs deleted before, which waited for a disabled endpoint for ``FINAL_WAIT_S``, are deleted.
+    Each endpoint that may have a message about an incident gets its end, as after any end of a run; one that is under
+    way stays. Messages of runs deleted before, which waited for a disabled endpoint for ``FINAL_WAIT_S``, are deleted.
     """
     connection.execute(delete(delivery).where(delivery.c.next_attempt < now - FINAL_WAIT_S, ~endpoints.HAS_INCIDENT))
     is_of_run = incident.c.run_id == row.run_id
@@ -179,10 +219,13 @@ def enqueue_final_notifications(connection: Connection, row: Record, rules: Rule
     active = silences.active_silences(connection, now)
     silenced = silences.silenced_members_by_incident(connection, list(rows.values()), active)
     drafts: list[Draft] = []
-    for (incident_id, _), sent in deliveries.items():
+    closing = set(connection.scalars(select(endpoint.c.endpoint_id).where(endpoint.c.sends_ended)))
+    for (incident_id, endpoint_id), sent in deliveries.items():
         current = repository.incident_from_row(rows[incident_id])
         until = max((silence.until for silence in active if silence.is_about(row.name, current.rule)), default=now)
-        step = planner.final_notification(current, silenced.get(incident_id), sent, rules.pace, until)
+        members = silenced.get(incident_id)
+        closes = endpoint_id in closing
+        step = planner.final_notification(current, members, sent, rules.pace, until, sends_ended=closes)
         if step is not None and sent[-1] not in under_way and current.rule not in rules.muted:
             drafts.append(_draft(connection, step, public_url, now))
     is_kept = [and_(*has_key(message.key)) for message in under_way]

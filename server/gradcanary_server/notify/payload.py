@@ -14,11 +14,14 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gradcanary_server.clock import Moment, timestamp
+from gradcanary_server.incidents import explanation
 from gradcanary_server.incidents.detail import IncidentDetail
-from gradcanary_server.incidents.lifecycle import RANKS, Member
+from gradcanary_server.incidents.explanation import Explanation
+from gradcanary_server.incidents.lifecycle import RANKS, Member, State
 from gradcanary_server.incidents.name_patterns import ANY, compress_names
 from gradcanary_server.notify.planner import Kind
 from gradcanary_server.rules.config import NAMES
+from gradcanary_server.rules.types import Severity
 from gradcanary_server.validation import Step
 
 Type = Annotated[str, Field(pattern=rf"^gradient\.({'|'.join(NAMES)})\.({'|'.join(get_args(Kind))})$")]
@@ -41,21 +44,48 @@ class Worst(TypedDict):
     baseline: float | None
 
 
+class Parts(TypedDict):
+    """The parts of the explanation, in their order; ``why`` begins with the strongest evidence, ``more`` is general."""
+
+    what: str
+    since: str
+    do_first: str
+    why: str
+    evidence: Annotated[list[str], Field(max_length=5)]
+    more: str
+
+
+class Covered(TypedDict):
+    """Another incident of the same fault, of which no message of its own is sent while this one is not resolved."""
+
+    incident: int
+    rule: str
+    severity: Severity
+    headline: str
+
+
 class IncidentData(TypedDict):
-    """An incident as of this message; ``version`` counts the messages about it to this endpoint."""
+    """An incident as of this message; ``version`` counts the messages about it to this endpoint.
+
+    ``title`` is one line with severity, run and count. ``caused_by`` is the incident that explains this one.
+    """
 
     version: Annotated[int, Field(ge=1)]
     incident: int
     run: str
     rule: str
     severity: Literal["information", "warning", "critical"]
-    state: Literal["open", "resolved"]
+    state: State
     resolution: str | None
     step: Step
     opened_step: Step
     counts: Counts
     worst: Annotated[list[Worst], Field(max_length=10)]
     prefixes: Annotated[list[str], Field(max_length=20, description="patterns that cover every layer that fired")]
+    title: str
+    caused_by: int | None
+    also: Annotated[list[Covered], Field(max_length=5)]
+    explanation: Parts
     summary: str
     likely_cause: str
     fix: str
@@ -92,6 +122,11 @@ MAX_WORST = 10
 MAX_PREFIXES = 20
 MAX_NAME_BYTES = 200
 MAX_TEXT_BYTES = 1_500
+MAX_EVIDENCE = 5
+MAX_EVIDENCE_BYTES = 300
+MAX_COVERED = 5
+MAX_PART_BYTES = 1_000
+MAX_TITLE_BYTES = 300
 
 
 def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, now: float) -> bytes:
@@ -113,6 +148,18 @@ def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, no
             "counts": {"firing": incident.firing, "ever": incident.ever_firing, "layers": incident.layers},
             "worst": _worst(detail),
             "prefixes": layer_prefixes(_names(detail, members=True), _names(detail, members=False)),
+            "title": truncate_bytes(_title(detail, kind), MAX_TITLE_BYTES),
+            "caused_by": detail.caused_by,
+            "also": [
+                {
+                    "incident": other.incident,
+                    "rule": other.rule,
+                    "severity": other.severity,
+                    "headline": truncate_bytes(other.headline, MAX_NAME_BYTES),
+                }
+                for other in detail.covers[:MAX_COVERED]
+            ],
+            "explanation": _parts(detail.explanation),
             "summary": truncate_bytes(detail.summary, MAX_TEXT_BYTES),
             "likely_cause": truncate_bytes(
                 " ".join((detail.cause.text, *_sentences(detail.cause.evidence))), MAX_TEXT_BYTES
@@ -144,6 +191,22 @@ def truncate_bytes(text: str, size: int) -> str:
     # An escaped character takes up to six bytes: search the longest beginning that fits.
     fits = bisect_right(range(len(text)), size - len("…".encode()), key=lambda length: _size(text[:length]))
     return text[: max(fits - 1, 0)] + "…"
+
+
+def _title(detail: IncidentDetail, kind: Kind) -> str:
+    severities = [other.severity for other in detail.covers]
+    return explanation.title(detail.incident, detail.run, detail.headline, kind, severities)
+
+
+def _parts(parts: Explanation) -> Parts:
+    return {
+        "what": truncate_bytes(parts.what, MAX_PART_BYTES),
+        "since": parts.since,
+        "do_first": truncate_bytes(parts.do_first, MAX_EVIDENCE_BYTES),
+        "why": truncate_bytes(parts.why, MAX_PART_BYTES),
+        "evidence": [truncate_bytes(text, MAX_EVIDENCE_BYTES) for text in parts.evidence[:MAX_EVIDENCE]],
+        "more": truncate_bytes(parts.more, MAX_TEXT_BYTES),
+    }
 
 
 def _worst(detail: IncidentDetail) -> list[Worst]:

@@ -7,17 +7,21 @@ messages under way. Between two messages there is always a minimum interval, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, RANKS, RULE_CHANGE_S, Incident
+from gradcanary_server.incidents.causes import is_inhibited_by
+from gradcanary_server.incidents.lifecycle import RANKS, RULE_CHANGE_S, Incident
 from gradcanary_server.incidents.silences import SilencedMembers, without_silenced
 from gradcanary_server.notify.endpoints import Endpoint
 from gradcanary_server.rules.config import Pace
 from gradcanary_server.rules.types import Severity
 
-Kind = Literal["opened", "grew", "reopened", "resolved", "reminder"]
+Kind = Literal["opened", "grew", "reopened", "resolved", "ended", "reminder"]
+
+LAST_KINDS = ("resolved", "ended")
+"""Kinds that close what a receiver keeps open."""
 
 MAX_DOUBLINGS = 5
 """Reopenings that double the interval: 15 minutes become 8 hours at most."""
@@ -51,6 +55,22 @@ class VisibleIncident(NamedTuple):
 
     incident: Incident
     hidden: frozenset[int | None]
+
+
+class NotifiedCause(NamedTuple):
+    """An incident that an endpoint is notified of, and may explain another; ``at`` is the time of its first message,
+    None while that is to come.
+    """
+
+    incident: Incident
+    at: float | None
+
+
+class Inhibition(NamedTuple):
+    """True while a cause holds back the messages about an incident; its first one is not sent before ``until``."""
+
+    is_active: bool = False
+    until: float = 0.0
 
 
 class DeliveryKey(NamedTuple):
@@ -109,20 +129,27 @@ def min_interval_s(incident: Incident, pace: Pace) -> float:
 
 
 def next_notification(
-    incident: Incident, last: LastNotification | None, pace: Pace, acked: bool
+    incident: Incident,
+    last: LastNotification | None,
+    pace: Pace,
+    acked: bool,
+    *,
+    sends_ended: bool = False,
 ) -> NextNotification | None:
     """Return the next message, None while nothing is new.
 
-    An incident that recovers before its first message is due needs none. One that the end of the run closed needs it:
-    its layers did not recover, and a job that crashes of its NaN within seconds matters most. The end of a silent or
-    stalled run needs no message.
+    An incident that recovers before its first message is due needs none. One that the run ended on needs it:
+    its layers did not recover, and a job that crashes of its NaN within seconds matters most. After a message the end
+    of the run is sent only to an endpoint that ``sends_ended``.
     """
     if last is None:
-        is_unrecovered = incident.resolution == "run_finished" and incident.rule not in ABSENCE_RULES
-        if incident.state == "resolved" and not is_unrecovered:
+        if incident.state == "resolved":
             return None
         return NextNotification(_group_wait_end(incident, 0, pace), "opened", incident.ever_firing)
-    following = _next_kind(incident, last, pace, acked)
+    is_end = incident.state == "ended"
+    following = (
+        _next_kind_at_end(incident, last, pace, sends_ended) if is_end else _next_kind(incident, last, pace, acked)
+    )
     if following is None:
         return None
     kind, earliest = following
@@ -136,11 +163,11 @@ def _next_kind(incident: Incident, last: LastNotification, pace: Pace, acked: bo
     is_worse = RANKS[incident.severity] > RANKS[last.severity]
     if incident.state == "resolved":
         # Layers that fired and recovered since a resolved message need another one.
-        if last.kind != "resolved" or is_worse or incident.ever_firing > last.layers:
+        if last.kind not in LAST_KINDS or is_worse or incident.ever_firing > last.layers:
             may_come_back = incident.resolution == "rule_changed"  # the changed rule may find the same again
             return "resolved", (incident.resolved or 0.0) + RULE_CHANGE_S if may_come_back else last.at
         return None
-    if incident.reopened > last.reopens or last.kind == "resolved":
+    if incident.reopened > last.reopens or last.kind in LAST_KINDS:
         return "reopened", _group_wait_end(incident, last.reopens, pace)
     if acked:
         return None
@@ -150,6 +177,17 @@ def _next_kind(incident: Incident, last: LastNotification, pace: Pace, acked: bo
     if incident.severity == "critical":
         return "reminder", last.at + pace.remind_s
     return None
+
+
+def _next_kind_at_end(
+    incident: Incident, last: LastNotification, pace: Pace, sends_ended: bool
+) -> tuple[Kind, float] | None:
+    """Return the kind of the next message about an incident that the run ended on: what was not sent before."""
+    if incident.reopened > last.reopens or last.kind == "resolved":
+        return "reopened", _group_wait_end(incident, last.reopens, pace)
+    if RANKS[incident.severity] > RANKS[last.severity]:
+        return "grew", last.at
+    return ("ended", last.at) if sends_ended and last.kind != "ended" else None
 
 
 def _group_wait_end(incident: Incident, notified_reopens: int, pace: Pace) -> float:
@@ -169,15 +207,46 @@ def visible_to(
     if silenced is None:
         return VisibleIncident(incident, frozenset())
     visible = frozenset(silenced.members) - silenced.covered
-    is_resolution = incident.state == "resolved" and last is not None
+    is_resolution = incident.state != "open" and last is not None
     if not visible or not (is_resolution or visible & silenced.firing()):
         return None
     return VisibleIncident(without_silenced(incident, silenced.members, visible), silenced.covered)
 
 
+def inhibition(incident: Incident, causes: Iterable[NotifiedCause], pace: Pace) -> Inhibition:
+    """Return how the causes of which an endpoint is notified hold back the messages about an incident.
+
+    A cause does so while it is open, and if the run ended on it. After its recovery an incident that still fires waits
+    for the gathering time: it may recover with its cause. A crash is one message with a cause that was not sent yet,
+    and has its own after that.
+    """
+    is_active, until = False, 0.0
+    for cause, at in causes:
+        if is_inhibited_by(incident, cause) and not (incident.rule == "crash" and _is_before(at, incident.opened)):
+            is_active |= cause.state != "resolved"
+            until = max(until, (cause.resolved or 0.0) + pace.wait_s) if cause.state == "resolved" else until
+    return Inhibition(is_active, until)
+
+
+def notified_cause(
+    cause: Incident, silenced: SilencedMembers | None, sent: Sequence[Delivery], target: Endpoint
+) -> NotifiedCause | None:
+    """Return an incident as a cause, None if the endpoint neither got a message about it nor will."""
+    begun = [message for message in sent if message.state in ("pending", "delivered") or message.maybe_delivered]
+    is_older = cause.resolved is not None and cause.resolved < target.since
+    is_severe = RANKS[cause.severity] >= RANKS[target.min_severity]
+    will_be = is_severe and not is_older and visible_to(cause, silenced, None) is not None
+    at = min((message.enqueued_at for message in begun), default=None)
+    return NotifiedCause(cause, at) if will_be or at is not None else None
+
+
+def _is_before(at: float | None, moment: float) -> bool:
+    return at is not None and at < moment
+
+
 def needs_notification_later(incident: Incident, last: LastNotification | None) -> bool:
     """Return True if an incident that is silenced now may need a message after the silence."""
-    return incident.state == "open" or (last is not None and last.kind != "resolved")
+    return incident.state == "open" or (last is not None and last.kind not in LAST_KINDS)
 
 
 def is_leased(lease_until: float | None, now: float) -> bool:
@@ -192,8 +261,12 @@ def next_action(
     sent: Sequence[Delivery],
     pace: Pace,
     now: float,
+    inhibited: Inhibition = Inhibition(),  # noqa: B008 -- immutable
 ) -> Expire | Enqueue | Waiting | None:
-    """Return the step for one endpoint: "waiting" while a message is under way or due later, None if all is sent."""
+    """Return the step for one endpoint: "waiting" while a message is under way or due later, None if all is sent.
+
+    Of an ``inhibited`` incident only the end is sent, if the endpoint was notified of it before.
+    """
     newest = sent[-1] if sent else None
     last = _last_notification(incident, sent)
     view = visible_to(incident, silenced, last)
@@ -206,25 +279,38 @@ def next_action(
     incident, hidden = view
     if last is None and RANKS[incident.severity] < RANKS[target.min_severity]:
         return None
-    due = next_notification(incident, last, pace, incident.acked is not None)
+    due = next_notification(incident, last, pace, incident.acked is not None, sends_ended=target.sends_ended)
     if due is None or incident.run_id is None or incident.id is None:
         return None
+    if inhibited.is_active and due.kind not in LAST_KINDS:
+        if incident.state == "open":
+            return "waiting"
+        if not target.sends_ended or last is None or last.kind in LAST_KINDS:
+            return None
+        due = replace(due, kind="ended")  # what its receiver keeps open is closed, whatever the message would say
     # A newer message does not shorten the back-off of an endpoint that failed.
     not_before = newest.next_attempt if newest is not None and newest.state == "expired" else 0.0
+    not_before = max(not_before, inhibited.until if last is None else 0.0)
     key = DeliveryKey(incident.run_id, incident.id, target.id, 1 if newest is None else newest.key.version + 1)
     return Enqueue(key, due, hidden) if now >= max(due.not_before, not_before) else "waiting"
 
 
 def is_final_delivery(message: Delivery) -> bool:
-    """Return True if a pending message, which may have arrived, reports that its incident is resolved."""
+    """Return True if a pending message, which may have arrived, reports that its incident is over."""
     doubt = message.maybe_delivered
-    return message.state == "pending" and doubt is not None and doubt.kind == "resolved"
+    return message.state == "pending" and doubt is not None and doubt.kind in LAST_KINDS
 
 
 def final_notification(
-    incident: Incident, silenced: SilencedMembers | None, sent: Sequence[Delivery], pace: Pace, silenced_until: float
+    incident: Incident,
+    silenced: SilencedMembers | None,
+    sent: Sequence[Delivery],
+    pace: Pace,
+    silenced_until: float,
+    *,
+    sends_ended: bool,
 ) -> Enqueue | None:
-    """Return the resolved message of a deleted run's incident for an endpoint, None if it needs none.
+    """Return the last message about a deleted run's incident for an endpoint, None if it needs none.
 
     Nothing plans it again, so a silenced one waits for the end of the silences.
     """
@@ -233,7 +319,7 @@ def final_notification(
         return None
     view = visible_to(incident, silenced, last)
     incident, hidden = view or VisibleIncident(incident, frozenset())
-    due = next_notification(incident, last, pace, acked=False)
+    due = next_notification(incident, last, pace, acked=False, sends_ended=sends_ended)
     if due is None:
         return None
     # After an attempt under way, and not before the next attempt of one that failed.
@@ -246,11 +332,10 @@ def final_notification(
 def _last_notification(incident: Incident, sent: Sequence[Delivery]) -> LastNotification | None:
     """Return the message that was delivered last; a redelivery makes it an older one.
 
-    Once the incident is resolved, a message that may have been delivered counts, too: its receiver needs the
-    resolution.
+    Once the incident is over, a message that may have been delivered counts, too: its receiver needs the end.
     """
     notifications = [message.delivered for message in reversed(sent) if message.delivered is not None]
-    if incident.state == "resolved":
+    if incident.state != "open":
         doubtful = [message.maybe_delivered for message in sent if message.maybe_delivered is not None]
-        notifications += [message for message in doubtful if message.kind != "resolved"]
+        notifications += [message for message in doubtful if message.kind not in LAST_KINDS]
     return max(notifications, key=lambda notification: notification.at, default=None)

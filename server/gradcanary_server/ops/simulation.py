@@ -19,7 +19,14 @@ from gradcanary_server.incidents.lifecycle import (
     close_incident,
 )
 from gradcanary_server.incidents.service import RESUME_STEPS
-from gradcanary_server.notify.planner import Kind, LastNotification, next_notification
+from gradcanary_server.notify.planner import (
+    LAST_KINDS,
+    Kind,
+    LastNotification,
+    NotifiedCause,
+    inhibition,
+    next_notification,
+)
 from gradcanary_server.ops.replay_source import ReplayChunk, ReplaySource
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.evaluator import evaluate
@@ -97,7 +104,7 @@ class Simulation:
         if is_over:
             self._close_incidents()
         for simulated in self.incidents:
-            is_done = simulated.case.incident.state == "resolved"
+            is_done = simulated.case.incident.state != "open"
             self._send(simulated, math.inf if is_done else self._now + self._rules.pace.wait_s)
 
     def _advance_clock(self, now: float) -> None:
@@ -139,7 +146,7 @@ class Simulation:
             return
         for rule in {simulated.case.incident.rule for simulated in self.incidents}:
             simulated = self._latest(rule)
-            if simulated is None or simulated.case.incident.resolution != "run_finished":
+            if simulated is None or simulated.case.incident.state != "ended":
                 continue
             if simulated.case.incident.launch_no != self._launch and simulated.case.is_firing:
                 simulated.case.reopen(self._context(), simulated.case.incident.lr_jumps)
@@ -148,16 +155,32 @@ class Simulation:
     def _send(self, simulated: SimulatedIncident, until: float) -> None:
         """Send the messages of an incident that are due until a moment."""
         incident, last = simulated.case.incident, simulated.last_notification
-        if incident.rule in self._rules.muted or (last is None and RANKS[incident.severity] < RANKS[MIN_SEVERITY]):
+        if incident.rule in self._rules.muted or (last is None and not _is_severe(incident.severity)):
             return
         while (message := next_notification(incident, last, self._rules.pace, acked=False)) is not None:
             at = max(message.not_before, simulated.changed)
+            inhibited = inhibition(incident, self._notified_causes(), self._rules.pace)
+            if inhibited.is_active and message.kind not in LAST_KINDS:
+                return
+            at = max(at, inhibited.until if last is None else at)
             if at > until:
                 return
             row = max(int(np.searchsorted(self._times, at, side="right")) - 1, 0)
             simulated.messages.append(SimulatedMessage(at, int(self._steps[row]), message.kind))
             last = LastNotification(at, message.kind, message.layers, incident.severity, incident.reopened)
             simulated.last_notification = last
+
+    def _notified_causes(self) -> list[NotifiedCause]:
+        return [
+            NotifiedCause(other.case.incident, other.messages[0].at if other.messages else None)
+            for other in self.incidents
+            if other.messages
+            or (other.case.incident.rule not in self._rules.muted and _is_severe(other.case.incident.severity))
+        ]
+
+
+def _is_severe(severity: Severity) -> bool:
+    return RANKS[severity] >= RANKS[MIN_SEVERITY]
 
 
 @dataclass(frozen=True)

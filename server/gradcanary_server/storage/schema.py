@@ -260,7 +260,7 @@ incident = Table(
     Column("launch_no", Integer, nullable=False),
     Column("rule", String(40), nullable=False),
     Column("severity", String(12), nullable=False),  # the highest that any member had
-    Column("state", String(10), nullable=False, index=True),  # open | resolved
+    Column("state", String(10), nullable=False, index=True),  # open | resolved | ended
     Column("opened_step", BigInteger, nullable=False),
     Column("opened", Double, nullable=False),
     Column("since_step", BigInteger, nullable=False),  # the smallest that any member had
@@ -372,6 +372,7 @@ endpoint = Table(
     Column("previous_secret", String(200)),  # signs too, until previous_until
     Column("previous_until", Double),
     Column("min_severity", String(12), nullable=False, default="warning"),
+    Column("sends_ended", Boolean, nullable=False, server_default=false()),  # what its receiver keeps open is closed
     Column("created", Double, nullable=False),  # or enabled again
     Column("disabled", Double),
     Column("disabled_reason", Text),
@@ -390,7 +391,7 @@ delivery = Table(
     Column("incident_id", Integer, primary_key=True, index=True),
     Column("endpoint_id", Integer, primary_key=True),  # rows of endpoints are never deleted
     Column("version", Integer, primary_key=True),  # 1, 2, ...: webhook-id is msg_<incident>_<version>
-    Column("kind", String(10), nullable=False),  # opened | grew | reopened | resolved | reminder
+    Column("kind", String(10), nullable=False),  # opened | grew | reopened | resolved | ended | reminder
     Column("state", String(10), nullable=False),  # pending | delivered | expired | disabled
     Column("body", LargeBinary, nullable=False),  # the same bytes in each attempt
     Column("enqueued_at", Double, nullable=False),

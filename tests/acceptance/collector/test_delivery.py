@@ -60,7 +60,7 @@ def test_three_hundred_layers_at_once_are_one_webhook(caught):
     assert (delivery["kind"], delivery["version"], len(delivery["attempts"])) == ("opened", 1, 1)
     assert delivery["attempts"][0]["status"] == 200
     [incident] = collector.get("/api/v1/incidents").json()["incidents"]
-    assert (incident["state"], incident["resolution"]) == ("resolved", "run_finished")
+    assert (incident["state"], incident["resolution"]) == ("ended", "run_finished")
 
 
 def test_a_restart_before_and_after_the_message_leaves_one(caught):

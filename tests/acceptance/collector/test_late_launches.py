@@ -137,7 +137,7 @@ def test_a_run_ends_with_its_newest_launch_whatever_was_synced(runs, told, modul
     run = told(new)
     assert (run["state"], run["open_incidents"], run["step"]) == ("finished", [], 663)
     (incident,) = module_collector.get("/api/v1/incidents", run=new.run).json()["incidents"]
-    assert (incident["state"], incident["resolution"]) == ("resolved", "run_finished")
+    assert (incident["state"], incident["resolution"]) == ("ended", "run_finished")
 
 
 def test_late_launch_before_the_first_measurement_is_folded_first(runs, told):

@@ -46,15 +46,15 @@ def test_incidents_are_a_table_the_worst_first(typed, troubled):
     assert re.split(r"  +", head) == ["ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT"]
     assert re.split(r"  +", opened)[:6] == ["2", "critical", "open", "sdxl", "collapse", "3/24"]
     assert "fell from 1.1e-3 to" in opened
-    assert re.split(r"  +", ended)[:6] == ["1", "critical", "run ended", "diverged", "nonfinite", "1/24"]
-    assert tail == "1 open, 0 resolved, 1 over with its run. One of them in full: gradcanary incidents ID"
+    assert re.split(r"  +", ended)[:6] == ["1", "critical", "ended", "diverged", "nonfinite", "1/24"]
+    assert tail == "1 open, 0 resolved, 1 ended. One of them in full: gradcanary incidents ID"
     assert [len(line) for line in said.splitlines() if len(line) > 240] == []
 
 
 def test_incidents_are_chosen_by_run_state_and_time(typed):
     for words, ids in (
         (("--run", "sdxl"), [2]),
-        (("--state", "resolved"), [1]),
+        (("--state", "ended"), [1]),
         (("--since", "1h"), [2, 1]),
         (("--since", "2100-01-01T00:00:00Z"), []),
     ):
@@ -69,8 +69,9 @@ def test_incident_command_shows_one_in_full(typed, troubled):
     assert said.startswith("#2 collapse in sdxl: critical, open\n3 of 24 layers (blocks.0-2.attn.lora_A.weight) fell")
     assert f"at step {AT:,}." in said
     for words in (
-        "\nLikely cause: ",
-        "\nFix (peft): ",
+        "\nSince step ",
+        "\nDo first (peft): ",
+        "\nWhy: ",
         "\nLAYER ",
         "  since 130\n",
         "Nothing was sent about it so far.",
@@ -93,7 +94,7 @@ def test_silence_and_unsilence(typed):
     assert re.split(r"  +", row)[:4] == [number, "sdxl", "collapse", r"blocks\.0\."]
     assert row.endswith("  ada  #2     known")
     over = typed("silence", "1", "--for", "1h", "--by", "ada")[1]
-    assert "hides no incident that is open now. #1 is over (run ended): this holds for what its rule finds" in over
+    assert "hides no incident that is open now. #1 is ended: this holds for what its rule finds" in over
     assert typed("unsilence", re.search(r"Silence (\d+)", over)[1])[0] == 0
     other = typed("silence", "--run", "no*", "--for", "30m", "--by", "ada")[1]
     assert "hides no incident that is open now" in other
@@ -108,7 +109,7 @@ def test_ack_and_a_new_baseline(typed):
     assert "\nAcked by ada, " in typed("incidents", "2")[1]
     assert " UTC: restarting tonight\n" in typed("incidents", "2")[1]
     said = typed("ack", "2", "--new-baseline")[1]
-    assert re.match(r"#2 is acked by \S+: collapse in sdxl, new baseline\. ", said)
+    assert re.match(r"#2 is acked by \S+: collapse in sdxl, resolved: new baseline\. ", said)
 
 
 @pytest.mark.parametrize(

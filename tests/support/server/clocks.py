@@ -65,11 +65,10 @@ class Clocked(Database):
             return connection.execute(select(delivery.c.version).where(under_way)).first() is not None
 
 
-def listen(store, receiver):
+def listen(store, receiver, *, sends_ended=False):
+    configured = endpoints.ConfiguredEndpoint(receiver.url, sends_ended=sends_ended)
     with store.database.write() as connection:
-        endpoints.upsert_configured(
-            connection, endpoints.ConfiguredEndpoint(receiver.url), None, store.database.now(connection)
-        )
+        endpoints.upsert_configured(connection, configured, None, store.database.now(connection))
 
 
 @contextmanager

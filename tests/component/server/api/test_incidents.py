@@ -279,7 +279,7 @@ def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
 def test_list_details_are_those_of_each_incident(desk):
     desk.write(add_endpoint)
     for number in range(3):
-        desk.record(1, fired(number, rule=("collapse", "vanished", "explosion")[number]))
+        desk.record(1, fired(number, rule=("collapse", "vanished", "accumulation_loss")[number]))
     desk.write(seal)
     desk.write(deliver)
     listed = desk.api.get("/api/v1/incidents", params={"detailed": 2}).json()["incidents"]

@@ -26,12 +26,12 @@ def delete(store):
 
 def test_deleted_run_sends_its_resolutions_and_then_goes(new_store, receiver_factory):
     store, receiver = new_store(), receiver_factory()
-    listen(store, receiver)
-    store.record(fired(0), fired(1, rule="nonfinite"))
+    listen(store, receiver, sends_ended=True)
+    store.record(fired(0), fired(1, rule="accumulation_loss"))
     with delivering(store):
         store.database.wait(GATHERED_S)
         receiver.wait(2)
-        store.record(resolved(1, rule="nonfinite"))  # of which nobody has heard yet
+        store.record(resolved(1, rule="accumulation_loss"))  # of which nobody has heard yet
         store.database.wait(60.0)
         delete(store)
         store.database.wait(PACE.interval_s - 120.0)
@@ -42,12 +42,12 @@ def test_deleted_run_sends_its_resolutions_and_then_goes(new_store, receiver_fac
         eventually(lambda: store.rows(select(delivery)) == [])
         store.database.wait(PACE.remind_s)
     last = receiver.got[2:]
-    ends = {"gradient.collapse.resolved": "run_deleted", "gradient.nonfinite.resolved": "recovered"}
+    ends = {"gradient.collapse.ended": "run_deleted", "gradient.accumulation_loss.resolved": "recovered"}
     assert {message.type: message.data["resolution"] for message in last} == ends
     assert len(receiver.got) == 4
     for message in last:
         said = message.data
-        assert (said["run"], said["state"]) == ("sdxl", "resolved")
+        assert (said["run"], said["state"]) == ("sdxl", message.type.rpartition(".")[2])
         assert "blocks" in said["worst"][0]["name"], "layers have their names"
         assert ("the run was deleted" in said["summary"]) is ("collapse" in message.type)
     left = [table.name for table in metadata.sorted_tables if store.rows(select(table))]
@@ -58,7 +58,7 @@ def test_deleted_run_sends_its_resolutions_and_then_goes(new_store, receiver_fac
 def test_deleted_run_without_messages_sends_nothing(new_store, receiver_factory, monkeypatch, heard):
     store, receiver = new_store(), receiver_factory(*[status(500)] * (heard == "not taken"))
     if heard != "nobody to hear":
-        listen(store, receiver)
+        listen(store, receiver, sends_ended=True)
     store.record(fired(0))
     if heard == "not begun":
         monkeypatch.setattr("gradcanary_server.notify.dispatcher.Dispatcher._claim", lambda *_: [])
@@ -74,10 +74,23 @@ def test_deleted_run_without_messages_sends_nothing(new_store, receiver_factory,
     assert [each for each in receiver.got if each.is_taken] == []
 
 
+def test_a_deleted_run_is_no_news_where_its_end_was_not_asked_for(new_store, receiver_factory):
+    store, receiver = new_store(), receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0))
+    with delivering(store):
+        store.database.wait(GATHERED_S)
+        receiver.wait(1)
+        delete(store)
+        assert store.rows(select(delivery)) == []
+        store.database.wait(2 * PACE.interval_s)
+    assert len(receiver.got) == 1
+
+
 def test_a_message_that_may_have_arrived_is_followed_by_the_end(new_store, receiver_factory):
     """Whoever is behind a gateway that got no answer may have read it."""
     store, receiver = new_store(), receiver_factory(status(504))
-    listen(store, receiver)
+    listen(store, receiver, sends_ended=True)
     store.record(fired(0))
     with delivering(store):
         store.database.wait(GATHERED_S)
@@ -88,14 +101,14 @@ def test_a_message_that_may_have_arrived_is_followed_by_the_end(new_store, recei
         store.database.wait(PACE.interval_s)
         receiver.wait(2)
         eventually(lambda: store.rows(select(delivery)) == [])
-    assert [message.type.rsplit(".", 1)[1] for message in receiver.got] == ["opened", "resolved"]
+    assert [message.type.rsplit(".", 1)[1] for message in receiver.got] == ["opened", "ended"]
 
 
 def test_unsent_incidents_of_a_deleted_run_are_not_sent(new_store, receiver_factory):
     """One message at a time goes to an endpoint: another one may have been told meanwhile."""
     store, receivers = new_store(), [receiver_factory(), receiver_factory()]
     for each in receivers:
-        listen(store, each)
+        listen(store, each, sends_ended=True)
     store.record(fired(0))
     store.close_run()
     with delivering(store):
@@ -114,7 +127,7 @@ def test_unsent_incidents_of_a_deleted_run_are_not_sent(new_store, receiver_fact
 
 def test_a_silence_of_the_run_covers_its_last_word(new_store, receiver_factory):
     store, receiver = new_store(), receiver_factory()
-    listen(store, receiver)
+    listen(store, receiver, sends_ended=True)
     store.record(fired(0))
     with delivering(store):
         store.database.wait(GATHERED_S)
@@ -135,7 +148,7 @@ def test_an_endpoint_that_is_disabled_gets_the_end_when_it_is_enabled(
     new_store, receiver_factory, is_first, is_removed
 ):
     store, receiver = new_store(), receiver_factory()
-    listen(store, receiver)
+    listen(store, receiver, sends_ended=True)
     store.record(fired(0))
     with delivering(store):
         store.database.wait(GATHERED_S)
@@ -162,7 +175,7 @@ def test_an_endpoint_that_is_disabled_gets_the_end_when_it_is_enabled(
 
 def test_an_end_that_is_under_way_is_not_told_twice(new_store, receiver_factory):
     store, receiver = new_store(), receiver_factory(status(200), status(504))
-    listen(store, receiver)
+    listen(store, receiver, sends_ended=True)
     store.record(fired(0))
     with delivering(store):
         store.database.wait(GATHERED_S)
@@ -180,7 +193,7 @@ def test_an_end_that_is_under_way_is_not_told_twice(new_store, receiver_factory)
 
 def test_the_last_word_names_no_layer_that_is_silenced(new_store, receiver_factory):
     store, receiver = new_store(), receiver_factory()
-    listen(store, receiver)
+    listen(store, receiver, sends_ended=True)
     store.record(fired(0), fired(1))
     with delivering(store):
         store.database.wait(GATHERED_S)

@@ -102,7 +102,7 @@ def test_an_end_of_the_run_is_no_recovery(store):
     store.close_run(step=1000)
     [row] = store.rows(select(incident))
     assert (row["state"], row["resolution"], row["resolved_step"], row["firing"]) == (
-        "resolved",
+        "ended",
         "run_finished",
         1000,
         18,
@@ -134,7 +134,7 @@ def test_unrecovered_incident_of_a_resumed_run_opens_again(store):
     store.close_run(step=1000)
     resume(store)
     store.record(resolved(0, step=1050), launch_no=2, reached=1099)
-    assert store.rows(select(incident))[0]["state"] == "resolved"
+    assert store.rows(select(incident))[0]["state"] == "ended"
     store.record(launch_no=2, reached=1100)
     [row] = store.rows(select(incident))
     assert (row["state"], row["reopened"], row["firing"], row["ever_firing"]) == ("open", 1, 1, 2)
@@ -149,7 +149,7 @@ def test_a_resumed_run_that_recovers_in_time_is_quiet(store, step, reopened):
     resume(store)
     store.record(resolved(0, step=step), launch_no=2, reached=1500)
     [row] = store.rows(select(incident))
-    assert (row["state"], row["reopened"]) == ("resolved", reopened)
+    assert (row["state"], row["reopened"]) == ("resolved" if reopened else "ended", reopened)
 
 
 def test_a_run_does_not_end_on_what_a_later_launch_recovered_from(store):

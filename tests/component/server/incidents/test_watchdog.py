@@ -178,7 +178,8 @@ def test_an_end_closes_what_is_open_of_every_rule_and_is_never_silent(world, end
         (rule, "open") for rule in (*others, "stalled", "silent")
     }
     world.end(state=ending)
-    assert {told[1:3] for told in world.told()} == {("resolved", "run_finished")}
+    ends = dict.fromkeys(others, "ended") | {"stalled": "resolved", "silent": "resolved"}
+    assert {told[:3] for told in world.told()} == {(rule, end, "run_finished") for rule, end in ends.items()}
     for number in (-1, -2):
         assert world.dossier(number).summary.endswith("The run ended at step 0.")
     world.wait(HOUR)
@@ -205,7 +206,7 @@ def test_a_detached_run_is_not_missed_and_its_incidents_stay_open(world):
     world.step("b")
     assert (world.state, world.told()) == ("live", [("collapse", "open", None, 0)])
     world.end("b")
-    assert (world.state, world.told()) == ("finished", [("collapse", "resolved", "run_finished", 0)])
+    assert (world.state, world.told()) == ("finished", [("collapse", "ended", "run_finished", 0)])
 
 
 def test_a_silent_run_that_says_that_it_was_detached_is_heard_again(world):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from apprise.plugins import pagerduty
+from apprise.plugins import opsgenie, pagerduty
 from sqlalchemy import select
 
 from gradcanary_server.errors import SettingsError
@@ -25,7 +25,7 @@ from gradcanary_server.notify.dispatcher import Dispatcher
 from gradcanary_server.notify.sender import Sender
 from gradcanary_server.notify.webhook import TransportError
 from gradcanary_server.storage.schema import attempt, endpoint
-from support.receivers import Receiver, hang, status
+from support.receivers import Receiver, accepted, hang, status
 from support.server.stores import SLOW, URL
 from support.server.transitions import fired
 from support.streams import Session, Stream, collapsed
@@ -38,9 +38,16 @@ DATA = {
     "rule": "collapse",
     "severity": "critical",
     "state": "open",
-    "summary": "3 of 24 layers (<b>a</b>, *x*) fell.",
-    "likely_cause": "The learning rate.",
-    "fix": "Check it.\nlr = 1e-4",
+    "title": "[critical] sdxl: 3 layers collapsed (#31)",
+    "also": [],
+    "explanation": {
+        "what": "3 of 24 layers (<b>a</b>, *x*) fell.",
+        "since": "step 728 (opened 2026-11-20 10:00 UTC)",
+        "do_first": "Check it.",
+        "why": "The learning rate.",
+        "evidence": [],
+        "more": "lr = 1e-4",
+    },
     "url": "http://127.0.0.1:8787/runs/sdxl?incident=31",
 }
 
@@ -73,7 +80,8 @@ def posted(receiver):
 
 
 def test_a_layers_name_calls_nobody():
-    body = json.loads(message(summary="@everyone <!channel> fell", likely_cause="@here"))
+    parts = {**DATA["explanation"], "what": "@everyone <!channel> fell", "why": "@here"}
+    body = json.loads(message(explanation=parts))
     assert not re.search("@everyone|<!channel|@here", apprise_channel.render(body)[1])
 
 
@@ -84,12 +92,13 @@ def test_an_incident_as_text(receiver_factory):
     notify(channel, message("resolved", state="resolved"))
     notify(channel, json.dumps({"type": "gradcanary.test", "data": {"summary": "A test.", "url": URL}}).encode())
     first, last, test = posted(receiver)
-    assert first["title"] == last["title"] == "gradcanary: collapse (incident 31)"
+    assert first["title"] == "[critical] sdxl: 3 layers collapsed (#31)"
     assert first["message"].splitlines() == [
-        "opened, critical, in sdxl: 3 of 24 layers (<b>a</b>, *x*) fell.",
+        "opened: 3 of 24 layers (<b>a</b>, *x*) fell.",
+        "Since: step 728 (opened 2026-11-20 10:00 UTC)",
         DATA["url"],
-        "Likely cause: The learning rate.",
-        "Fix: Check it.",
+        "Do first: Check it.",
+        "Why: The learning rate.",
         "lr = 1e-4",
     ]
     assert [each["type"] for each in (first, last, test)] == ["failure", "success", "info"]
@@ -107,9 +116,9 @@ def test_ntfy_discord_and_slack_take_it_within_their_limits(receiver_factory):
         channel = opened(url)
         setattr(channel.target, attribute, receiver.url)
         with contextlib.suppress(TransportError):  # nobody here says "ok", as Slack does
-            notify(channel, message(likely_cause="é" * 3000))
+            notify(channel, message(explanation={**DATA["explanation"], "why": "é" * 3000}))
     topic, discord, slack = posted(receiver)
-    assert (topic["topic"], topic["title"]) == ("gradients", "gradcanary: collapse (incident 31)")
+    assert (topic["topic"], topic["title"]) == ("gradients", "[critical] sdxl: 3 layers collapsed (#31)")
     [embed] = discord.get("embeds") or [{"description": discord["content"]}]
     assert len(embed["description"]) <= 2000
     assert DATA["url"] in embed["description"]
@@ -136,13 +145,18 @@ def test_mail_of_an_incident_is_a_thread_and_text():
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         channel = opened(f"mailto://127.0.0.1:{port}?from=a@example.com&to=b@example.com&smtp=127.0.0.1&mode=insecure")
         notify(channel)
-        notify(channel, message("resolved", state="resolved"))
+        notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 layers collapsed (#31)"))
         server.shutdown()
-    assert [mail["subject"] for mail in server.got] == ["gradcanary: collapse (incident 31)"] * 2
+    assert [mail["subject"] for mail in server.got] == [
+        "[critical] sdxl: 3 layers collapsed (#31)",
+        "[resolved] sdxl: 4 layers collapsed (#31)",
+    ]
+    for header in ("References", "In-Reply-To"):
+        assert [mail[header] for mail in server.got] == ["<gradcanary-31@gradcanary>"] * 2
     assert [mail["to"] for mail in server.got] == ["b@example.com"] * 2
     told = server.got[0].get_body(("plain",)).get_content()
-    assert DATA["summary"] in told
-    assert told.splitlines()[1] == DATA["url"]
+    assert DATA["explanation"]["what"] in told
+    assert told.splitlines()[2] == DATA["url"]
     assert "lr = 1e-4" in told
 
 
@@ -157,18 +171,45 @@ def test_teams_takes_it_over_tls(receiver_factory, tmp_path, monkeypatch):
     [card] = posted(receiver)
     told = card["attachments"][0]["content"]["body"][-1]["text"]
     lines = re.sub(r"\\(.)", r"\1", told).splitlines()  # Markdown, in which each sign may be escaped
-    assert lines[1:] == [DATA["url"], "Likely cause: The learning rate.", "Fix: Check it.", "lr = 1e-4"]
+    assert lines[2:] == [DATA["url"], "Do first: Check it.", "Why: The learning rate.", "lr = 1e-4"]
 
 
 def test_pagerduty_resolves_what_it_opened(receiver_factory, monkeypatch):
     receiver = receiver_factory(status(202), status(202))
     monkeypatch.setitem(pagerduty.PAGERDUTY_API_LOOKUP, pagerduty.PagerDutyRegion.US, receiver.url)
     channel = opened("pagerduty://0123456789abcdef@abcdefghij?action=map")
-    notify(channel)
-    notify(channel, message("resolved", state="resolved"))
+    notify(channel, message(state="ended"))
+    notify(channel, message("ended", state="ended", title="[ended] sdxl: 3 layers collapsed (#31)"))
     first, last = posted(receiver)
     assert [each["event_action"] for each in (first, last)] == ["trigger", "resolve"]
-    assert first["dedup_key"] == last["dedup_key"]
+    assert first["dedup_key"] == last["dedup_key"] == "gradcanary-31"
+    assert first["payload"]["summary"].startswith("[critical] sdxl: 3 layers collapsed (#31)")
+
+
+def test_opsgenie_closes_what_it_opened(receiver_factory, monkeypatch):
+    receiver = receiver_factory(*[accepted(b'{"requestId": "r-1"}')] * 2)
+    monkeypatch.setitem(opsgenie.OPSGENIE_API_LOOKUP, opsgenie.OpsgenieRegion.US, receiver.url)
+    channel = opened("opsgenie://0123456789abcdef?action=map")
+    notify(channel)
+    notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 layers collapsed (#31)"))
+    assert posted(receiver)[0]["alias"] == "gradcanary-31"
+    assert [each.path.partition("?")[0].rpartition("/")[2] for each in receiver.got] == ["hook", "close"]
+
+
+@pytest.mark.parametrize(
+    ("given", "severity", "sends_ended"),
+    [
+        ("pagerduty://0123456789abcdef@abcdefghij?action=map", "warning", True),
+        ("pagerduty://0123456789abcdef@abcdefghij", "warning", False),
+        ("critical=opsgenie://0123456789abcdef?action=map", "critical", True),
+        ("json://127.0.0.1/?a=b", "warning", False),
+        ("critical,ended=json://127.0.0.1/", "critical", True),
+        ("ended=json://127.0.0.1/", "warning", True),
+    ],
+)
+def test_services_that_keep_an_incident_open_get_its_end(given, severity, sends_ended):
+    [endpoint] = apprise_channel.open_channels([given])
+    assert (endpoint.min_severity, endpoint.sends_ended) == (severity, sends_ended)
 
 
 def test_a_service_is_told_like_any_endpoint(store, receiver_factory, monkeypatch):
@@ -187,7 +228,7 @@ def test_a_service_is_told_like_any_endpoint(store, receiver_factory, monkeypatc
         eventually(lambda: len(store.rows(select(attempt))) == 2)
     finally:
         dispatcher.stop()
-    assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened, critical, in sdxl"] * 2
+    assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened"] * 2
     failed, delivered = store.rows(select(attempt).order_by(attempt.c.number))
     assert failed["error"] == "JSON: Failed to send JSON POST notification: Internal server error., error=500."
     assert (delivered["status"], delivered["error"]) == (None, None)
@@ -283,7 +324,7 @@ def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_facto
     Session(collector.url, run="sdxl").send(Stream(collapsed(160, 12, (0, 2), 130)))
     for receiver in (hook, loud, service):
         receiver.wait(2 if receiver is service else 1)
-    assert posted(service)[0]["title"] == "gradcanary: collapse (incident 1)"
+    assert posted(service)[0]["title"] == "[critical] sdxl: 2 layers collapsed (#1)"
     listed = collector.get("/api/v1/endpoints").json()["endpoints"]
     assert [(each["kind"], each["min_severity"], each["url"], each["name"]) for each in listed] == [
         ("webhook", "warning", hook.url, ""),

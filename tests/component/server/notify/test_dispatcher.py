@@ -68,7 +68,7 @@ def test_due_messages_are_written_in_portions(store, receiver_factory, monkeypat
     monkeypatch.setattr(dispatchers, "MAX_STEPS", 1)
     receiver = receiver_factory()
     listen(store, receiver)
-    store.record(fired(0), fired(1, rule="nonfinite"), fired(2, rule="explosion"))
+    store.record(fired(0), fired(1, rule="accumulation_loss"), fired(2, rule="clip_before_unscale"))
     with delivering(store, SLOW):
         receiver.wait(3)
     moments = {row["enqueued_at"] for row in store.rows(select(delivery.c.enqueued_at))}
@@ -371,7 +371,7 @@ def test_two_dispatchers_on_one_store_send_each_message_once(store, receiver_fac
     receiver = receiver_factory()
     listen(store, receiver)
     with delivering(store, SLOW), delivering(store, SLOW):
-        for rule in ("collapse", "nonfinite", "scale_drop"):
+        for rule in ("collapse", "clip_before_unscale", "accumulation_loss"):
             store.record(fired(0, rule=rule))
         receiver.wait(3)
         eventually(lambda: store.rows(select(func.count()).where(delivery.c.state == "delivered"))[0]["count_1"] == 3)
@@ -571,3 +571,71 @@ def test_settled_incidents_are_not_planned_again(store):
     with delivering(store, SLOW):
         eventually(lambda: store.rows(select(incident.c.notifications_done))[0]["notifications_done"])
     assert store.rows(select(delivery)) == []
+
+
+def test_a_fault_and_its_effects_are_one_message_and_what_outlives_it_is_sent_then(store, receiver_factory):
+    receiver = receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0, rule="explosion"))
+    store.record(fired(0), fired(2))
+    store.record(fired(1, rule="vanished"))
+    with delivering(store, QUICK):
+        receiver.wait(1)
+        time.sleep(1.0)
+        [message] = receiver.got
+        assert message.type == "gradient.explosion.opened"
+        assert [(other["incident"], other["rule"]) for other in message.data["also"]] == [
+            (2, "collapse"),
+            (3, "vanished"),
+        ]
+        assert message.data["also"][0]["headline"].startswith("2 of 300 layers collapsed")
+        assert message.data["caused_by"] is None
+        store.record(resolved(1, rule="vanished"))
+        store.record(resolved(0, rule="explosion"))
+        receiver.wait(3)
+    last = {message.type: message.data for message in receiver.got[1:]}
+    assert set(last) == {"gradient.collapse.opened", "gradient.explosion.resolved"}
+    assert last["gradient.collapse.opened"]["caused_by"] == 1
+
+
+def test_the_end_of_a_run_is_sent_once_to_who_asked_for_it(store, receiver_factory):
+    plain, closing = receiver_factory(), receiver_factory()
+    listen(store, plain)
+    with store.database.write() as connection:
+        configured = endpoints.ConfiguredEndpoint(closing.url, sends_ended=True)
+        endpoints.upsert_configured(connection, configured, None, store.database.now(connection))
+    store.record(fired(0, rule="nonfinite"))
+    store.record(fired(0), fired(2))
+    pace = Pace(wait_s=0.1, interval_s=1.0)
+    with delivering(store, pace):
+        plain.wait(1)
+        closing.wait(1)
+        store.close_run()
+        closing.wait(2)
+        eventually(lambda: all(row["notifications_done"] for row in store.rows(select(incident.c.notifications_done))))
+        time.sleep(1.5)
+    assert [message.type for message in plain.got] == ["gradient.nonfinite.opened"]
+    assert [message.type for message in closing.got] == ["gradient.nonfinite.opened", "gradient.nonfinite.ended"]
+    assert closing.got[1].data["state"] == "ended"
+    assert closing.got[1].data["title"].startswith("[ended] sdxl: ")
+
+
+def test_a_silence_that_begins_after_an_incident_was_over_does_not_change_its_end(store, receiver_factory):
+    listen(store, receiver_factory())
+    store.record(fired(0), fired(2))
+    seal(store, compose(store, 1.0), 1.0)
+    with store.database.write() as connection:
+        now = store.database.now(connection) + 1
+        claim = outbox.claim_delivery(connection, planner.DeliveryKey(1, 1, 1, 1), now)
+        outbox.finish_attempt(connection, claim, Attempt(200, 5), now, 0.0)
+    store.record(resolved(0), resolved(2))
+    with store.database.write() as connection:
+        now = store.database.now(connection) + 1.0
+        for expression in (r"^blocks\.0\.", None):
+            silence = Silence(0, "*", None, expression, now, now + 9 * SLOW.interval_s, "ada", "")
+            silences.create_silence(connection, silence)
+    later = 2 * SLOW.interval_s
+    _, last = seal(store, compose(store, later), later)
+    body = json.loads(last["body"])["data"]
+    assert (last["kind"], body["counts"]["ever"], len(body["worst"])) == ("resolved", 2, 2)
+    assert "silenced" not in body["summary"]

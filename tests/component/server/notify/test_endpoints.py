@@ -55,7 +55,7 @@ def test_an_endpoint_that_is_not_given_any_more_is_told_no_more(store):
 
 def test_endpoints_made_over_http_are_not_the_command_lines(store):
     with store.database.write() as connection:
-        number = endpoints.create_endpoint(connection, "http://8.8.8.8/", "", "warning", None, 1.0)
+        number = endpoints.create_endpoint(connection, "http://8.8.8.8/", {}, None, 1.0)
         endpoints.disable_missing(connection, [], 2.0)
         assert [target.id for target in endpoints.enabled_endpoints(connection)] == [number]
         endpoints.upsert_configured(connection, endpoints.ConfiguredEndpoint("http://8.8.8.8/"), None, 3.0)
@@ -66,7 +66,7 @@ def test_endpoints_made_over_http_are_not_the_command_lines(store):
 def test_command_line_endpoints_change_on_the_command_line_only(store):
     ensure(store, "http://127.0.0.1:9/hook")
     with store.database.write() as connection:
-        for wished in ({"min_severity": "critical"}, {"url": "http://8.8.8.8/"}):
+        for wished in ({"min_severity": "critical"}, {"url": "http://8.8.8.8/"}, {"sends_ended": True}):
             with pytest.raises(RequestError, match="command line"):
                 endpoints.change_endpoint(connection, 1, wished, None, 1.0)
         with pytest.raises(RequestError, match="start without it"):
@@ -92,9 +92,9 @@ def test_a_secret_that_changes_signs_beside_the_one_before_for_a_day(store):
 def test_number_of_endpoints_is_limited(store, monkeypatch):
     monkeypatch.setattr(endpoints, "MAX_ENDPOINTS", 1)
     with store.database.write() as connection:
-        endpoints.create_endpoint(connection, "http://8.8.8.8/1", "", "warning", None, 1.0)
+        endpoints.create_endpoint(connection, "http://8.8.8.8/1", {}, None, 1.0)
         with pytest.raises(RequestError, match="remove some"):
-            endpoints.create_endpoint(connection, "http://8.8.8.8/2", "", "warning", None, 1.0)
+            endpoints.create_endpoint(connection, "http://8.8.8.8/2", {}, None, 1.0)
 
 
 @pytest.mark.parametrize(

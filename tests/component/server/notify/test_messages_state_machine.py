@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from sqlalchemy import insert, select, update
 
 from gradcanary_server.incidents import repository, service, text
+from gradcanary_server.incidents.causes import is_inhibited_by
 from gradcanary_server.incidents.lifecycle import RANKS
 from gradcanary_server.notify import outbox
 from gradcanary_server.notify.planner import Enqueue
@@ -71,7 +72,8 @@ class Mail(RuleBasedStateMachine):
     def listen(self):
         for number, least in ((1, "warning"), (2, "critical")):
             row = {"endpoint_id": number, "url": f"http://here/{number}", "secret": "whsec_" + "A" * 32}
-            self.connection.execute(insert(endpoint).values(**row, min_severity=least, created=BEGIN))
+            row |= {"min_severity": least, "sends_ended": number == 2}
+            self.connection.execute(insert(endpoint).values(**row, created=BEGIN))
             self.receivers[number] = Receiver()
 
     def record(self, *changes):
@@ -208,7 +210,7 @@ class Mail(RuleBasedStateMachine):
                 self.check_messages(mine)
                 heard = [body for body in receiver.heard if body["data"]["incident"] == row["incident_id"]]
                 if number not in disabled:
-                    self.check_last_word(row, heard, 1 if number == 1 else 2)
+                    self.check_last_word(row, heard, 1 if number == 1 else 2, rows)
         assert not disabled
 
     def check_messages(self, mine):
@@ -216,7 +218,7 @@ class Mail(RuleBasedStateMachine):
         for (before, _), (after, body) in pairwise(mine):
             assert after - before >= PACE.interval_s * 2 ** min(self.reopened(body), 5) * (1 - 1e-9)
         assert kinds.count("opened") <= 1
-        assert not kinds or kinds[0] in ("opened", "resolved"), "the end of what may have arrived"
+        assert not kinds or kinds[0] in ("opened", "resolved", "ended"), "the end of what may have arrived"
         assert kinds.count("grew") <= math.log2(LAYERS) + 2
 
     def reopened(self, body):
@@ -225,14 +227,25 @@ class Mail(RuleBasedStateMachine):
         query = select(delivery.c.notified_reopens).where(is_of_incident, is_message)
         return self.connection.execute(query).scalar_one_or_none() or 0
 
-    def check_last_word(self, row, bodies, least):
+    def check_last_word(self, row, bodies, least, rows):
+        current = repository.incident_from_row(row)
+        causes = [repository.incident_from_row(other) for other in rows if other["rule"] not in MUTED]
+        holding = [cause for cause in causes if is_inhibited_by(current, cause) and cause.state != "resolved"]
         if not bodies:
-            is_past = row["state"] == "resolved" and row["resolution"] != "run_finished"
+            is_covered = any(RANKS[cause.severity] >= least for cause in holding)
+            is_past = row["state"] == "resolved" or is_covered
             assert is_past or RANKS[row["severity"]] < least or row["rule"] in MUTED, dict(row)
             return
         last = bodies[-1]["data"]
+        if row["state"] == "ended" and least == 1:
+            assert row["notifications_done"]
+            return
+        if holding and row["state"] == "open":
+            return
         assert last["state"] == row["state"]
-        if row["state"] == "resolved":
+        if row["state"] == "ended":
+            assert row["notifications_done"]
+        elif row["state"] == "resolved":
             assert (last["counts"]["ever"], last["severity"]) == (row["ever_firing"], row["severity"])
             assert row["notifications_done"]
         elif row["severity"] == "critical" and row["acked"] is None:

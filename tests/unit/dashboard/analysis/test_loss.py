@@ -126,8 +126,8 @@ def test_the_worst_incident_says_since_when() -> None:
     assert loss_levels.since([fell, incident(33, rule="silent", layers=[])]) == 31, "what layers did goes first"
     assert loss_levels.since([incident(33, rule="silent", layers=[])]) is None
     assert loss_levels.since([incident(31, state="resolved", resolution="recovered")]) is None
-    assert loss_levels.since([incident(31, state="resolved", resolution="run_finished")]) == 50
-    ended = incident(31, state="resolved", resolution="run_finished")
+    assert loss_levels.since([incident(31, state="ended", resolution="run_finished")]) == 50
+    ended = incident(31, state="ended", resolution="run_finished")
     unused = incident(32, rule="unused", severity="warning", layers=[])
     assert loss_levels.since([ended, unused]) is None, "the headline is of what is open"
     assert loss_levels.since([]) is None

@@ -15,6 +15,7 @@ def test_the_story_of_an_incident_is_told_in_its_order() -> None:
         acked={"at": "2026-11-20T10:02:30.000Z", "by": "ada", "note": "restarting"},
         reopened=2,
         reopened_at="2026-11-20T10:04:00.000Z",
+        state="resolved",
         resolved="2026-11-20T10:06:00.000Z",
         resolved_step=900,
         resolution="recovered",

@@ -47,15 +47,15 @@ def test_a_crash_with_an_incident_is_said_once() -> None:
 
 
 def test_incident_closed_by_the_end_of_a_run_is_not_called_resolved() -> None:
-    ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
-    assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
-    assert "run ended at step 99" in json.dumps(incident_card.panel([ended], View()), default=str)
+    ended = incident(state="ended", resolution="run_finished", resolved_step=99)
+    assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 ended"
+    assert "ended at step 99" in json.dumps(incident_card.panel([ended], View()), default=str)
 
 
 def test_a_run_that_was_missed_and_then_ended_is_not_unrecovered() -> None:
     missed = incident(rule="silent", state="resolved", resolution="run_finished", resolved_step=99)
     assert incident_card.tally([missed]) == "1 resolved"
-    assert "run ended at step 99" in text_of(incident_card.card(missed, View()))
+    assert "resolved at step 99" in text_of(incident_card.card(missed, View()))
 
 
 def test_a_run_without_a_step_waits() -> None:

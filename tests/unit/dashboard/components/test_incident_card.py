@@ -2,13 +2,15 @@
 
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.components import incident_card
-from support.api_answers import incident, text_of
+from support.api_answers import full, incident, text_of
 
 
 def test_a_card_says_what_happened_and_who_was_told() -> None:
-    full = incident(
+    told = incident(
         layers=[{"layer": 1, "name": "blocks.1.lora_A", "since_step": 31, "baseline": 3.1e-3, "value": 6.1e-7}],
-        likely_cause={"code": "c", "text": "Its partner went to zero.", "evidence": ["lr changed"], "incidents": []},
+        explanation=full()["explanation"],
+        caused_by=30,
+        also=[32, 33],
         fix={"framework": "peft", "text": "Check the schedule.", "code": "print(1)"},
         deliveries=[
             {
@@ -21,12 +23,14 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
             }
         ],
     )
-    said = text_of(incident_card.card(full, View()))
+    said = text_of(incident_card.card(told, View()))
     for words in (
         "since step 31",
         "opened at step 50",
         "Its partner went to zero.",
-        "lr changed",
+        "Lr changed",
+        "/incidents/30",
+        "/incidents/33",
         "Check the schedule.",
     ):
         assert words in said

@@ -33,10 +33,11 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
     assert row["cells"] == ["340", "firing", "0.0031", "6.1e-7", numbers.NOTHING, "fall", numbers.NOTHING]
     assert filled["members-tally"] == "2 firing"
     for words in (
-        "Its partner went to zero.",
-        "lr changed",
+        "Do first, for peft",
+        "Lr changed. Its partner went to zero.",
+        "Group 1 did not.",
+        "Partners share a factor.",
         '"/incidents/30"',
-        "Fix, for peft",
         '"data-copy":"print(1)"',
     ):
         assert words in filled["incident-cause"], words
@@ -56,14 +57,14 @@ def test_incident_of_a_whole_run_has_no_layers() -> None:
     filled = incident_page.fill(silent)
     assert json.loads(filled["members"]) == []
     assert "run as a whole" in filled["members-tally"]
-    assert member_table.tally(full(layers=[member(0), member(1, until_step=400)])) == "1 firing, 1 over"
+    assert member_table.tally(full(layers=[member(0), member(1, until_step=400)])) == "1 firing, 1 resolved"
 
 
 def test_members_of_an_ended_run_are_not_firing() -> None:
-    ended = full(state="resolved", resolution="run_finished", layers=[member(0), member(1, until_step=400)])
+    ended = full(state="ended", resolution="run_finished", layers=[member(0), member(1, until_step=400)])
     [first, second] = json.loads(member_table.rows(ended, View()))
-    assert (first["cells"][1], second["cells"][1]) == ("not recovered", "400")
-    assert member_table.tally(ended) == "1 not recovered, 1 over"
+    assert (first["cells"][1], second["cells"][1]) == ("ended", "400")
+    assert member_table.tally(ended) == "1 ended, 1 resolved"
 
 
 def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
@@ -90,8 +91,8 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
 def test_pages_of_the_history_follow_each_other() -> None:
     listed = [incident(number, state="resolved", resolution="recovered") for number in (9, 8)]
     chosen = Filter(severity="critical")
-    said = incidents_page.fill([IncidentPage("resolved", listed, "Wzhd")], chosen, ["scale_drop"], URL)
-    assert '"/incidents?state=resolved&severity=critical&before=Wzhd"' in said["incidents-listed"]
+    said = incidents_page.fill([IncidentPage("over", listed, "Wzhd")], chosen, ["scale_drop"], URL)
+    assert '"/incidents?state=over&severity=critical&before=Wzhd"' in said["incidents-listed"]
     assert "the newest 2" in said["incidents-listed"]
     opened = incidents_page.fill([IncidentPage("open", listed, "WzIsMSwxLDld")], Filter(), [], URL)["incidents-listed"]
     assert "the worst 2" in opened

@@ -32,6 +32,7 @@ def endpoint(**changes: Any) -> dict[str, Any]:
         "name": "on call",
         "url": "https://hooks.example/x",
         "min_severity": "warning",
+        "sends_ended": False,
         "state": "enabled",
         "since": AT,
         "reason": None,

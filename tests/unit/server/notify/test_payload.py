@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gradcanary import remedies
 from gradcanary_server.incidents import causes, text
-from gradcanary_server.incidents.detail import IncidentDetail
+from gradcanary_server.incidents.detail import CoveredIncident, IncidentDetail
+from gradcanary_server.incidents.explanation import explain
 from gradcanary_server.incidents.lifecycle import TransitionContext, apply_transitions
 from gradcanary_server.notify import payload
 from gradcanary_server.notify.planner import Kind
@@ -28,7 +29,13 @@ def dossier(names, bad, framework="peft", run="sdxl"):
     cause = causes.likely_cause(causes.CauseContext(case.incident, case.members, layers))
     summary = text.sentence(case.incident, case.members, dict(enumerate(names)))
     fix = remedies.fix(cause.code, framework)
-    return IncidentDetail(31, run, 12480, case.incident, case.members, layers, summary, None, cause, fix)
+    parts = explain(summary, case.incident, cause, fix)
+    headline = text.headline(case.incident, case.members)
+    about = replace(case.incident, id=31)
+    covers = (CoveredIncident(32, "vanished", "critical", "x" * 500),) * 7
+    return IncidentDetail(
+        31, run, 12480, about, case.members, layers, summary, None, cause, fix, parts, headline, 30, covers
+    )
 
 
 def sealed(*arguments, **more):
@@ -42,12 +49,18 @@ def test_a_message_has_the_documented_shape():
     data = message["data"]
     assert list(data) == [
         "version", "incident", "run", "rule", "severity", "state", "resolution", "step", "opened_step", "counts",
-        "worst", "prefixes", "summary", "likely_cause", "fix", "url",
+        "worst", "prefixes", "title", "caused_by", "also", "explanation", "summary", "likely_cause", "fix", "url",
     ]  # fmt: skip
     assert data["counts"] == {"firing": 3, "ever": 3, "layers": 10}
     assert data["worst"][0] == {"name": "blocks.7.attn.lora_A", "since_step": 340, "value": 6.1e-7, "baseline": 3.1e-3}
     assert data["prefixes"] == ["blocks.7-9.attn.lora_A"]
-    assert data["summary"] == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 0.0031 to 6.1e-7 at step 340."
+    assert list(data["explanation"]) == ["what", "since", "do_first", "why", "evidence", "more"]
+    assert data["title"] == "[critical] sdxl: 3 layers collapsed (#31)"
+    assert (
+        data["summary"]
+        == data["explanation"]["what"]
+        == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 0.0031 to 6.1e-7 at step 340."
+    )
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server.incidents.lifecycle import RULE_CHANGE_S, IncidentCase, TransitionContext, apply_transitions
+from gradcanary_server.incidents.lifecycle import (
+    RULE_CHANGE_S,
+    IncidentCase,
+    TransitionContext,
+    apply_transitions,
+    close_incident,
+)
 from gradcanary_server.notify.planner import LastNotification, NextNotification, min_interval_s, next_notification
 from gradcanary_server.rules.config import Pace
 from gradcanary_server.rules.types import Transition
@@ -134,15 +140,15 @@ def test_later_finding_of_a_changed_rule_is_sent():
 def test_incident_at_the_end_of_a_run_is_sent():
     world = World()
     world.change(fired(1))
-    world.case.incident = replace(world.case.incident, state="resolved", resolved=1.0, resolution="run_finished")
+    world.case.incident = close_incident(world.case.incident, 1, 1.0, "run_finished")
     world.wait(DAY)
-    assert world.kinds() == ["opened", "resolved"]
+    assert world.kinds() == ["opened"]
 
 
 def test_silent_run_that_ends_within_seconds_is_not_sent():
     world = World()
     world.change(replace(fired(None), rule="silent"))
-    world.case.incident = replace(world.case.incident, state="resolved", resolved=1.0, resolution="run_finished")
+    world.case.incident = close_incident(world.case.incident, 1, 1.0, "run_finished")
     world.wait(DAY)
     assert world.messages == []
 

@@ -77,9 +77,7 @@ def test_simulation_reopens_incidents_of_an_ended_launch():
     trial = tried(takes, ended=(1,), is_over=True)
     assert [(kind, step) for kind, _, step in said(trial)] == [
         ("opened", 219),
-        ("resolved", 399),
         ("reopened", 649),
-        ("resolved", 799),
     ]
     assert [kind for kind, *_ in said(tried(takes))] == ["opened"]
 
