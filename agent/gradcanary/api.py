@@ -50,16 +50,18 @@ def watch(
     absmax_below: float | None = None,
     norm_below: float | None = None,
     step: int | None = None,
+    environment: bool = True,
     on_alert: Callable[[Alert], None] | None = None,
 ) -> Watch:
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
-    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
+    before they exist. Settings from ``run`` to ``environment`` can also be given as ``GRADCANARY_<NAME>``; arguments
+    come first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
     steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
     are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
-    is the number of the next step of a resumed job.
+    is the number of the next step of a resumed job. ``environment=False`` records no command, git commit, host, GPUs,
+    versions and scheduler's job.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -77,6 +79,7 @@ def watch(
         norm_below=norm_below,
         step=step,
         budget=budget,
+        environment=environment,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)

@@ -32,7 +32,8 @@ INTERVALS = (1, 10, 100, 1000)
 @dataclass(frozen=True)
 class Settings:
     """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names;
-    ``budget`` is the share of the time that "auto" keeps to."""
+    ``budget`` is the share of the time that "auto" keeps to; ``environment`` is False if command, code and machine are
+    not recorded."""
 
     url: str
     run: str | None
@@ -44,6 +45,7 @@ class Settings:
     norm_below: float | None
     step: int | None
     budget: float = DEFAULT_BUDGET
+    environment: bool = True
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
@@ -131,13 +133,19 @@ def _budget(given: float | str) -> float:
     return share
 
 
+def _flag(given: bool | str) -> bool:
+    if str(given).lower() not in ("0", "1", "false", "true"):
+        raise ValueError("it must be True or False, in the environment 1 or 0")
+    return str(given).lower() in ("1", "true")
+
+
 def _step(given: int | str) -> int:
     if isinstance(given, (bool, float)) or not 0 <= int(given) < 2**31:
         raise ValueError("it must be a whole number of steps, 0 or more")
     return int(given)
 
 
-_DEFAULTS: dict[str, Any] = {"url": DEFAULT_URL, "every": DEFAULT_EVERY, "budget": DEFAULT_BUDGET}
+_DEFAULTS: dict[str, Any] = {"url": DEFAULT_URL, "every": DEFAULT_EVERY, "budget": DEFAULT_BUDGET, "environment": True}
 _READERS: dict[str, Callable[[Any], Any]] = {
     "url": _url,
     "run": _text,
@@ -149,6 +157,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "norm_below": _threshold,
     "step": _step,
     "budget": _budget,
+    "environment": _flag,
 }
 
 

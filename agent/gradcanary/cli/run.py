@@ -114,7 +114,7 @@ def resolve_program(command: Sequence[str]) -> list[str]:
 
 _ENCODED = {
     *("WATCH", "URL", "RUN", "LAUNCH", "EVERY", "BUDGET", "INCLUDE", "EXCLUDE", "ABSMAX_BELOW", "NORM_BELOW", "STEP"),
-    *("SPOOL", "CA_FILE"),
+    *("SPOOL", "CA_FILE", "ENVIRONMENT"),
 }
 
 
