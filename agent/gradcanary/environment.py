@@ -28,7 +28,8 @@ PACKAGES = ("accelerate", "deepspeed", "diffusers", "lightning", "pytorch_lightn
 GIT_S = 1.0
 """At most for the commit, and twice that for the dirty flag; a slow disk leaves them unknown."""
 
-MAX_COMMAND, MAX_VALUE, MAX_GPUS = 4_000, 200, 64
+MAX_COMMAND, MAX_ARGUMENT, MAX_VALUE, MAX_GPUS = 4_000, 500, 200, 64
+"""Characters and names. A search in an argument of any length could keep the interpreter from the training."""
 
 HIDDEN = "***"
 
@@ -68,7 +69,7 @@ def command(arguments: Sequence[str]) -> str:
     """Return a command line for a shell, with ``***`` for each secret, and for a program that is an argument."""
     shown: list[str] = []
     hides_next, is_of_python = False, True
-    for argument in arguments:
+    for argument in (_printable(each, MAX_ARGUMENT) for each in arguments[:MAX_COMMAND]):
         is_option = argument.startswith("-")
         shown.append(HIDDEN if hides_next and not is_option else _redacted(argument))
         hides_next = is_option and (_NAME.fullmatch(argument) is not None or (is_of_python and argument == "-c"))
@@ -115,8 +116,9 @@ def _ask_git(arguments: Sequence[str], timeout_s: float) -> str | None:
 
 def _versions() -> Iterable[tuple[str, str]]:
     modules = dict(sys.modules)
-    cuda = getattr(getattr(modules.get("torch"), "version", None), "cuda", None)
-    found = {"cuda": cuda, **{name: getattr(modules.get(name), "__version__", None) for name in PACKAGES}}
+    found: dict[str, object] = {"python": platform.python_version()}
+    found |= {name: getattr(modules.get(name), "__version__", None) for name in ("gradcanary", "torch", *PACKAGES)}
+    found["cuda"] = getattr(getattr(modules.get("torch"), "version", None), "cuda", None)
     return [(name, _printable(version)) for name, version in found.items() if isinstance(version, str)]
 
 

@@ -35,8 +35,10 @@ class SettingsLog:
         for group, settings in enumerate(change.groups):
             for name, given in settings.items():
                 before, value = self._last.get((group, name)), _sendable(given)
-                if before is None or _differ(before, value):
+                if before is None or (before != value if name == "lr" else _differ(before, value)):
                     alike.setdefault((name, before, value), []).append(group)
+        if all(name == "lr" for name, _, _ in alike):
+            return  # it is a series: here it only goes with the others
         for (name, _, value), groups in alike.items():
             self._append(wire.Setting(change.step, change.checked, tuple(groups), name, value))
 

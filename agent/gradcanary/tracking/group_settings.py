@@ -7,7 +7,7 @@ that is a tensor is left out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import is_
 
@@ -25,7 +25,7 @@ NAMES = (
     "maximize",
     "decoupled_weight_decay",
 )
-"""The keys of a group that are read, beside the learning rate, which is a series."""
+"""The keys of a group that are compared. The learning rate is a series; its value is noted with each change."""
 
 MAX_WAITING = 1_000
 """Changes that the sender has not taken: more come only if all settings change at each step and it is held up."""
@@ -48,36 +48,32 @@ class GroupSettings:
     def __init__(self) -> None:
         self.changes: deque[GroupChange] = deque()
         self._seen: list[object] = []
-        self._groups: tuple[dict[str, Value], ...] = ()
+        self._groups: list[dict[str, Value]] = []
         self._checked: int | None = None
 
     def note(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Note the settings of all groups that have a learning rate, if one of them is not the same as before."""
-        seen = [
-            value
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            if "lr" in group
-            for value in (type(optimizer), *map(group.get, NAMES))
+        groups = [
+            (type(optimizer), group) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group
         ]
+        seen = [value for kind, group in groups for value in (kind, *map(group.get, NAMES))]
         if len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
             self._seen = seen
-            self._take(step, seen)
+            self._take(step, [_plain(kind.__name__, group) for kind, group in groups])
         self._checked = step
 
-    def _take(self, step: int, seen: list[object]) -> None:
-        width = 1 + len(NAMES)
-        groups = tuple(_plain(seen[begin : begin + width]) for begin in range(0, len(seen), width))
-        if groups != self._groups and len(self.changes) < MAX_WAITING:
-            self._groups = groups
-            self.changes.append(GroupChange(step, self._checked, groups))
+    def _take(self, step: int, groups: list[dict[str, Value]]) -> None:
+        without_rates = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
+        if without_rates != self._groups and len(self.changes) < MAX_WAITING:
+            self._groups = without_rates
+            self.changes.append(GroupChange(step, self._checked, tuple(groups)))
 
 
-def _plain(values: list[object]) -> dict[str, Value]:
+def _plain(kind: str, group: Mapping[str, object]) -> dict[str, Value]:
     """Return the settings of a group by name: ``betas`` as ``beta1`` and ``beta2``, other pairs alike."""
-    kind, *settings = values
-    found: dict[str, Value] = {"optimizer": getattr(kind, "__name__", "unknown")}
-    for name, value in zip(NAMES, settings, strict=True):
+    found: dict[str, Value] = {"optimizer": kind}
+    for name in ("lr", *NAMES):
+        value = group.get(name)
         parts: dict[str, object] = {name: value}
         if isinstance(value, (tuple, list)):
             parts = {f"{'beta' if name == 'betas' else name}{n}": part for n, part in enumerate(value, 1)}

@@ -13,7 +13,9 @@ from gradcanary.wire import Fact
 from gradcanary_server.incidents import causes, repository, silences, text
 from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
 from gradcanary_server.incidents.lifecycle import Incident, Member
-from gradcanary_server.storage.schema import incident, layer, run
+from gradcanary_server.incidents.setting_causes import Configuration
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.schema import incident, layer, metric, run
 
 MANY = 1_000
 """Members above which all layers are read: databases limit the parameters of a query."""
@@ -94,7 +96,8 @@ def _detail(
         names = {number: info.name for number, info in layers.items()}
         summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
-    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(connection, row), facts))
+    configuration = _configuration(connection, row)
+    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(connection, row), facts, configuration))
     return IncidentDetail(
         id=row["incident_id"],
         run=row["run"],
@@ -116,6 +119,17 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
     if members is not None:
         query = query.where(layer.c.layer_no.in_([number for number in members if number is not None]))
     return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
+
+
+def _configuration(connection: Connection, row: RowMapping) -> Configuration:
+    """Return the settings of the launch of an incident, and the last norm of all gradients before a clip."""
+    stored = runs.read_configurations(connection, row["run_id"]).get(row["launch_no"])
+    if stored is None:
+        return Configuration()
+    is_norm = (metric.c.name == "total_norm") & (metric.c.tags == "{}") & (metric.c.launch_no == row["launch_no"])
+    norm = connection.scalar(select(metric.c.last).where(metric.c.run_id == row["run_id"], is_norm))
+    groups = 1 + max((group for each in stored.settings for group in each.groups), default=-1)
+    return Configuration(stored.settings, groups, norm)
 
 
 def _nearby(connection: Connection, row: RowMapping) -> tuple[NearbyIncident, ...]:

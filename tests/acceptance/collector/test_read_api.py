@@ -19,7 +19,18 @@ RUN = {
     "run", "state", "step", "last_step_at", "last_seen", "layers", "firing", "below_threshold", "worst", "accumulators",
     "open_incidents", "headline", "severity_at_end", "note", "tags", "archived", "sparkline",
 }  # fmt: skip
-DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
+DETAIL = {
+    "aliases",
+    "created",
+    "revision",
+    "framework",
+    "rules_version",
+    "launches",
+    "sessions",
+    "gaps",
+    "facts",
+    "metrics",
+}
 LAYER = {
     "layer", "name", "block", "shape", "param_dtype", "accumulator", "micro_steps", "step", "state", "absmax", "norm",
     "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "norm_ratio", "frozen_fraction", "rules",
