@@ -222,7 +222,7 @@ def _name(setting: Setting, configuration: Configuration) -> str:
 
 
 def _of_groups(numbers: Sequence[int], groups: int) -> str:
-    """Return `` of parameter group 1``, `` of parameter groups 0 and 2``, `` of all groups``, nothing for the only one."""
+    """Return `` of parameter group 1`` or `` of all groups``, and nothing for the only group."""
     if len(numbers) >= groups > 0:
         return " of all groups" if groups > 1 else ""
     *others, last = map(str, numbers)
