@@ -80,8 +80,8 @@ def jump_lines(jumps: Iterable[Jump], groups: int) -> list[str]:
     for jump in jumps:
         alike.setdefault((jump.before, jump.after, jump.step), []).append(jump.group)
     return [
-        f"the learning rate{_of_groups(numbers, groups)} {_times(before, after)} at step {step:,}, from {before:.6g} "
-        f"to {after:.6g}"
+        f"the learning rate{_of_groups(numbers, groups)} {_times(before, after)} at step {step:,}, from "
+        f"{exact(float(f'{before:.6g}'))} to {exact(float(f'{after:.6g}'))}"
         for (before, after, step), numbers in alike.items()
     ]
 
