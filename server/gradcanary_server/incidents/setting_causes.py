@@ -6,6 +6,7 @@ the rules find jumps of a learning rate only after it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,11 @@ LEAST_JUMP = 3.0
 RISE = 10.0
 """A setting that rose this many times is a cause; schedules of momentum and decay change less at once."""
 
-HALVES = 0.5
-"""The share of the weights that weight decay leaves until an incident, to be its cause."""
-
 HIGH_MOMENTUM = 0.999
 """SGD adds up a thousand gradients with it; 0.9 to 0.99 are usual."""
+
+CERTAIN_MOMENTUM = 0.9999
+"""More gradients than the first steps have: nothing is forgotten, whatever the fault looks like."""
 
 TINY_CLIP = 1e-3
 """The share of the gradients that a clip leaves, to be the cause of weights that do not move."""
@@ -87,7 +88,7 @@ def jump_lines(jumps: Iterable[Jump], groups: int) -> list[str]:
 
 
 def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
-    """Return weight decay that takes most of the weights, or makes them grow, before a step.
+    """Return weight decay that halves the weights before a step, or doubles them.
 
     Decoupled weight decay multiplies a weight by ``1 - lr * weight_decay`` in each step.
     """
@@ -101,7 +102,7 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
             continue
         factor, steps = 1 - rate * value, since - _first(setting) + 1
         has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
-        if has_risen and not HALVES < min(abs(factor) ** steps, 1e9) < 1 / HALVES:
+        if has_risen and abs(_doublings(factor, steps)) >= 1:
             of_groups = _of_groups(setting.groups, configuration.groups)
             change = "has been" if before is None else f"rose from {exact(before)} to"
             return SettingCause(
@@ -115,12 +116,12 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
 
 
 def find_momentum(configuration: Configuration, since: int, *, from_start: bool) -> SettingCause | None:
-    """Return a momentum of SGD that never brakes; one of the first steps only if ``from_start``."""
+    """Return a momentum of SGD that never brakes; ``from_start`` is True if a high one of the first steps explains it."""
     for setting in reversed(configuration.settings):
         value = setting.value
         if setting.name not in ("momentum", "beta1", "beta2") or not isinstance(value, float):
             continue
-        is_near = _is_recent(setting, since) if setting.checked is not None else from_start
+        is_near = setting.checked is not None or from_start or value >= CERTAIN_MOMENTUM
         is_high = value >= (HIGH_MOMENTUM if setting.name == "momentum" else 1.0)
         if not (is_near and is_high and _is_early_or_recent(configuration, setting, since)):
             continue
@@ -200,6 +201,11 @@ def _is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
     flag = configuration.value("decoupled_weight_decay", group, step)
     kind = str(configuration.value("optimizer", group, step))
     return flag is True or "AdamW" in kind
+
+
+def _doublings(factor: float, steps: int) -> float:
+    """Return how often a factor doubles a weight in some steps; negative if it halves it."""
+    return steps * math.log2(abs(factor)) if factor else -math.inf
 
 
 def _times(before: float, after: float) -> str:

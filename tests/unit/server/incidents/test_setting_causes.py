@@ -70,9 +70,8 @@ def test_weight_decay_of_the_first_steps_is_named_early() -> None:
 @given(st.floats(0, 1e6), st.floats(1e-8, 10), st.integers(200, 500))
 def test_named_decay_changes_the_weights_by_half_at_least(value: float, lr: float, since: int) -> None:
     found = find_decay(adamw(decay(200, value), lr=lr), since)
-    left = abs(1 - lr * value) ** (since - 199) if abs(1 - lr * value) < 1e3 else 1e9
     if found is not None:
-        assert not 0.5 < left < 2
+        assert not 0.5 < min(abs(1 - lr * value), 2.0) ** (since - 199) < 2
         assert f"to {exact(value)} at step 200" in found.sentence
 
 
@@ -82,13 +81,14 @@ def momentum(value: float, name: str = "momentum", step: int = 0, dampening: flo
     return Configuration((*settings, Setting(step, step - 1 if step else None, (0,), name, value)), 1)
 
 
-def test_momentum_of_the_first_steps_explains_an_explosion_only() -> None:
+def test_momentum_of_the_first_steps_explains_an_explosion() -> None:
     found = find_momentum(momentum(0.9999999), 100, from_start=True)
     assert found is not None
     assert found.sentence == (
         "momentum has been 0.9999999 since step 0: each step is the sum of up to 10,000,000 gradients"
     )
-    assert find_momentum(momentum(0.9999999), 100, from_start=False) is None
+    assert find_momentum(momentum(0.9999999), 100, from_start=False) == found
+    assert find_momentum(momentum(0.999), 100, from_start=False) is None
     assert find_momentum(momentum(0.9999999), 5_000, from_start=True) is None
 
 
@@ -132,7 +132,7 @@ def test_lines_of_changes_have_both_values_and_their_steps() -> None:
         "weight_decay of all groups went from 0 to 0.1 at step 200",
         "eps of parameter group 1 went from 1e-8 to 0.001 between steps 200 and 210",
     ]
-    assert change_lines(configuration, 230, without="eps") == change_lines(configuration, 205, without=None)
+    assert change_lines(configuration, 230, without="eps") == change_lines(configuration, 200, without=None)
 
 
 def test_groups_that_jump_alike_share_a_line() -> None:
