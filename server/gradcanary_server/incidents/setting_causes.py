@@ -116,7 +116,7 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
 
 
 def find_momentum(configuration: Configuration, since: int, *, from_start: bool) -> SettingCause | None:
-    """Return a momentum of SGD that never brakes; ``from_start`` is True if a high one of the first steps explains it."""
+    """Return a momentum of SGD that never brakes; one of the first steps ``from_start``, or if it is certain."""
     for setting in reversed(configuration.settings):
         value = setting.value
         if setting.name not in ("momentum", "beta1", "beta2") or not isinstance(value, float):
