@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import settings, wire
+from gradcanary.wording import count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ MOST_LINES = 1000
 
 FAULT = "{where} failed in gradcanary: {error}. The training went on untouched; numbers may be missing."
 LOGGED = "gradcanary: %s failed; the training goes on without it"
-CAUGHT = "something in gradcanary failed {count} {times}; the training went on untouched, numbers may be missing"
+CAUGHT = "something in gradcanary failed {times}; the training went on untouched, numbers may be missing"
 
 MAX_ERROR = 1000
 Failed = Callable[[str, Exception], None]
@@ -70,7 +71,7 @@ class Guard:
     def print_caught(self) -> None:
         """Print the number of errors, if there were any."""
         if self.caught:
-            self._print(CAUGHT.format(count=self.caught, times="time" if self.caught == 1 else "times"))
+            self._print(CAUGHT.format(times=count(self.caught, "time")))
 
     def print_once(self, line: str, **gaps: object) -> None:
         """Print a line on stderr, once per session however its gaps are filled: ``{name}`` for each of ``gaps``."""

@@ -116,7 +116,7 @@ CAUSES: Mapping[str, Cause] = {
         "The loss came down along with the gradients, as it does when a training converges.",
         "converged",
     ),
-    "loss_rescaled": Cause(
+    "common_fall": Cause(
         "All gradients fell around the same step, and the loss does not explain it. Weights that shrink toward zero "
         "or move far away would do that (weight decay, learning rate), or a changed factor in front of the loss or "
         "the whole network.",
@@ -124,7 +124,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "after_explosion": Cause(
         "Gradients of other layers exploded around the same steps: that comes first. A step that large moves weights "
-        "to where others have no gradient, and clipping the total shrinks everything else.",
+        "to where others have no gradient.",
         "explosion",
     ),
     "after_vanished": Cause(
@@ -232,6 +232,16 @@ CAUSES: Mapping[str, Cause] = {
         "was not, one operation or batch made it: a log or division of zero, or a bad sample.",
         "nonfinite_loss",
     ),
+    "sudden_nonfinite_loss": Cause(
+        "The loss became NaN or infinite at once, without a rise in the steps before: one operation or batch made it, "
+        "such as a log or division of zero, or a bad sample.",
+        "nonfinite",
+    ),
+    "loss_diverged": Cause(
+        "The loss rose to more than 10 times its level in the steps before it became NaN or infinite: the training "
+        "diverged. Which setting or batch caused it is not known from the gradients.",
+        "diverging",
+    ),
     "diverged": Cause(
         "Gradients exploded shortly before the loss became NaN or infinite: the training diverged. Which setting or "
         "batch caused it is not known from the gradients.",
@@ -277,5 +287,5 @@ def fix(cause: str, framework_name: str | None) -> Fix:
     """Return the fix for a cause, by its code, written for a framework."""
     remedy = CAUSES[cause].remedy
     found = framework(framework_name)
-    words, code = WORDS[remedy][found] if remedy in WORDS else ("", remedy_texts.CODE[remedy])
+    words, code = WORDS.get(remedy, {}).get(found) or ("", remedy_texts.CODE[remedy])
     return Fix(found, f"{TEXTS[remedy]} {words}".strip(), code)

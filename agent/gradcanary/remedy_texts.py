@@ -15,8 +15,8 @@ _NONFINITE = (
 )
 _NONFINITE_LOSS = (
     "Look at the loss of the steps before. If it did not rise, look for a log or a division of zero: find the "
-    "operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. If it rose, clip "
-    "gradients or change the optimizer's settings."
+    "operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. If it rose, look at the "
+    "optimizer's settings."
 )
 _WHOLE_MODEL = (
     "Print the optimizer's settings (learning rate, weight decay) and the size of the weights, before and after this "
@@ -41,7 +41,8 @@ _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScale
 _PRINT_GROUPS = (
     "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
 )
-_AUTOCAST = "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')"
+_AUTOCAST = "torch.autocast(next(model.parameters()).device.type, torch.bfloat16)"
+_SCALER = "scaler = torch.amp.GradScaler(next(model.parameters()).device.type)"
 _DETECT_ANOMALY = "torch.autograd.set_detect_anomaly(True)"
 _PRINT_SETTINGS = "for g in optimizer.param_groups: print({k: v for k, v in g.items() if k != 'params'})"
 _PRINT_GRADIENTS = (
@@ -121,8 +122,9 @@ CODE: Mapping[str, str] = {
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,
     "nonfinite_loss": _DETECT_ANOMALY,
+    "nonfinite": _DETECT_ANOMALY,
 }
-"""Lines for remedies that are the same in all frameworks; empty where nothing is to be typed."""
+"""Lines for frameworks without their own in ``WORDS``; empty where nothing is to be typed."""
 
 # Where a framework keeps the setting: the sentence that follows the general one, and the line to look at.
 WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -164,7 +166,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "model.enable_input_require_grads()",
         ),
         "accelerate": ("Run the prepared model, not the one before prepare().", "model = accelerator.prepare(model)"),
-        "lightning": ("toggle_optimizer and freeze() switch requires_grad off.", "self.untoggle_optimizer(optimizer)"),
+        "lightning": ("toggle_optimizer and freeze() switch requires_grad off.", _PRINT_LAYERS),
         "deepspeed": ("Read gradients as ZeRO holds them.", "deepspeed.utils.safe_get_full_grad(p)"),
         "fsdp": ("Freeze whole units or use fully_shard: mixed units need use_orig_params=True.", _PRINT_LAYERS),
         "peft": (
@@ -177,14 +179,8 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "nonfinite": {
-        "pytorch": ("", _DETECT_ANOMALY),
-        "transformers": ("", "TrainingArguments(max_grad_norm=1.0, debug='underflow_overflow')"),
-        "accelerate": ("", "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), 1.0)"),
-        "lightning": ("", "Trainer(detect_anomaly=True, gradient_clip_val=1.0)"),
-        "deepspeed": ("", '{"gradient_clipping": 1.0, "bf16": {"enabled": true}}'),
-        "fsdp": ("Clip over shards.", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
-        "peft": ("Keep adapter weights in float32.", _ADAPTERS),
-        "diffusers": ("The SDXL VAE overflows in float16.", "--mixed_precision=bf16 --max_grad_norm=1.0"),
+        "transformers": ("", "TrainingArguments(debug='underflow_overflow')"),
+        "lightning": ("", "Trainer(detect_anomaly=True)"),
     },
     "fp16": {
         "pytorch": (
@@ -217,7 +213,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "peft": (
             "A large lora_alpha multiplies the learning rate.",
-            "LoraConfig(r=..., lora_alpha=..., use_rslora=...)",
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         ),
         "diffusers": ("", "--max_grad_norm=1.0 --lr_warmup_steps=..."),
     },
@@ -275,7 +271,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "fp16_scaling": {
         "pytorch": (
             "",
-            "scaler.scale(loss).backward(); scaler.step(optimizer)   # scaler = torch.amp.GradScaler('cuda')",
+            f"{_SCALER}\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
         ),
         "transformers": ("", "TrainingArguments(bf16=True)   # fp16=True scales the loss"),
         "accelerate": ("", "Accelerator(mixed_precision='bf16')   # 'fp16' scales the loss"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gradcanary import wording
+
 if TYPE_CHECKING:
     from gradcanary.export.batches import StepRow
     from gradcanary.export.sender import Sender
@@ -69,7 +71,7 @@ def _accumulators(row: StepRow) -> dict[str, int]:
 
 def describe_in_one_line(summary: Mapping[str, Any]) -> str:
     """Return the optimizer, the layers and the accumulation in one line."""
-    layers = f"{summary['layers']:,} layer{'' if summary['layers'] == 1 else 's'} ({count_kinds(summary['dtypes'])})"
+    layers = f"{wording.count(summary['layers'], 'layer')} ({count_kinds(summary['dtypes'])})"
     return f"{summary['optimizer']}, {layers}, {describe_micro_steps(summary)}"
 
 

@@ -74,7 +74,7 @@ class BackgroundLoop(ABC):
         """Return the reason why the loop does not work, None if it is healthy."""
         thread = self._thread
         if thread is None or not thread.is_alive():
-            return "It does not run: the collector's log says why; start the collector anew."
+            return "It does not run: the collector's log says why. Restart the collector."
         if self._outage.reason is not None:
             return self._outage.reason
         busy_s = time.monotonic() - self._heartbeat_at

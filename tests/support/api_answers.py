@@ -140,7 +140,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "silenced": None,
         "last_deliveries": [],
         "counts": {"firing": 1, "ever": 1, "layers": 2},
-        "summary": "1 of 2 layers fell from 3e-3 to 6e-7 at step 31.",
+        "summary": "1 of 2 layers fell from 0.0031 to 6.1e-7 at step 31.",
         "url": "",
         **changes,
     }

@@ -36,8 +36,10 @@ def test_import_gradcanary_loads_the_standard_library_only() -> None:
     assert loaded - started_with - set(sys.stdlib_module_names) == {"gradcanary"}
 
 
-def test_wire_and_remedies_need_no_torch() -> None:
-    loaded = roots_of(loaded_by("import sys, gradcanary.wire, gradcanary.remedies; print(*sys.modules)"))
+def test_wire_remedies_and_wording_need_no_torch() -> None:
+    loaded = roots_of(
+        loaded_by("import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording; print(*sys.modules)")
+    )
     assert "torch" not in loaded
     assert "pydantic" not in loaded
 
@@ -55,8 +57,8 @@ def test_the_command_line_needs_no_torch() -> None:
     ("package", "stranger"),
     [("gradcanary_server", "gradcanary_dashboard"), ("gradcanary_dashboard", "gradcanary_server")],
 )
-def test_server_and_dashboard_know_only_wire_and_remedies(package: str, stranger: str) -> None:
-    assert imported_from_agent(package) <= {"gradcanary.wire", "gradcanary.remedies"}
+def test_server_and_dashboard_know_only_wire_remedies_and_wording(package: str, stranger: str) -> None:
+    assert imported_from_agent(package) <= {"gradcanary.wire", "gradcanary.remedies", "gradcanary.wording"}
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 
 

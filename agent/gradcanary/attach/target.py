@@ -10,6 +10,7 @@ from typing import Any
 from gradcanary import __version__, identity, summary
 from gradcanary.attach import injection, processes, request
 from gradcanary.attach.request import AttachError
+from gradcanary.wording import agree, count
 
 PATIENCE_S = 900.0
 """For the main thread to reach a safe point: it may evaluate, or write a checkpoint."""
@@ -208,10 +209,10 @@ def _training(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _low_layers(low: list[str], layers: int) -> str:
     if not low:
-        return f"none of {layers:,} layers is under 1e-4 now"
+        return f"none of {count(layers, 'layer')} is under 1e-4 now"
     more = f" and {len(low) - MAX_NAMES:,} more" if len(low) > MAX_NAMES else ""
     names = ", ".join(low[:MAX_NAMES]) + more
-    return f"{len(low):,} of {layers:,} layers {'is' if len(low) == 1 else 'are'} under 1e-4 now: {names} ({ALERT})"
+    return f"{len(low):,} of {layers:,} layers {agree(len(low), ('is', 'are'))} under 1e-4 now: {names} ({ALERT})"
 
 
 def _collector(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import CollectorError
+from gradcanary.wording import number
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import CollectorClient, Commands
@@ -346,7 +347,7 @@ def _layer_lines(members: Sequence[Json]) -> list[str]:
     if not members:
         return []
     rows = [
-        (each["name"], _number(each["baseline"]), _number(each["value"]), _step_span(each))
+        (each["name"], number(each["baseline"]), number(each["value"]), _step_span(each))
         for each in members[:SHOWN_LAYERS]
     ]
     more = len(members) - len(rows)
@@ -368,7 +369,3 @@ def _delivery_lines(deliveries: Sequence[Json]) -> list[str]:
         name = f" ({each['name']})" if each["name"] else ""
         lines.append(f"Endpoint {each['endpoint']}{name}: {each['kind']} {each['state']}{why}")
     return ["", *(lines or ["Nothing was sent about it so far."])]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"

@@ -194,7 +194,7 @@ class Delivery:
             return True
         self.is_reachable = status in (408, 429) or status >= 500
         if not self.is_reachable:
-            self._print_once("{url} answers {status}, which no collector does; {hint}", status=status)
+            self._print_once("{url} answered {status} (is it a gradcanary collector?); {hint}", status=status)
         return False
 
     def _read_reply(self, answer: Answer) -> bool:

@@ -33,6 +33,7 @@ from gradcanary.stats.samples import (
 )
 from gradcanary.stats.weights import fact_of
 from gradcanary.tracking.records import SKIPPED_BY_SCALER, StepRecord
+from gradcanary.wording import number
 
 FLOAT32_MAX = 3.4028234663852886e38
 LOW = 1e-4
@@ -456,6 +457,6 @@ def _clip_fact(limit: float, scale: float) -> wire.Fact:
     return wire.Fact(
         code="clip_before_unscale",
         text=f"Gradients are clipped to a norm of {limit:g} while they carry the loss scale, now {scale:g}: unscaled, "
-        f"{limit / scale:.1e} is left of them. scaler.unscale_(optimizer) belongs before the clip.",
+        f"{number(limit / scale)} is left of them. scaler.unscale_(optimizer) belongs before the clip.",
         layers=(),
     )

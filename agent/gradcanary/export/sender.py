@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from gradcanary import environment, facts, wire
+from gradcanary import environment, facts, wire, wording
 from gradcanary.export import spool
 from gradcanary.export.batches import StepRow, local_nonfinite_only
 from gradcanary.export.delivery import Delivery
@@ -54,7 +54,7 @@ ABORT_S = 0.2
 SHUT_S = 5.0
 """At most for one record, which takes milliseconds: only a machine that stands still needs this long."""
 
-KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {file}"
+KEPT = "the collector did not take everything in time; {steps} and the end are kept: gradcanary sync {file}"
 UNREAD = "{steps} could not be read in time and got lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
@@ -280,7 +280,9 @@ class Sender:
         outbox.end(self._hello.body(), ending)
         file = outbox.queue.left_in
         where = "" if file is None else shlex.quote(str(file))
-        self.unsent = KEPT.format(steps=outbox.queue.steps, file=where) if where else TOO_LATE
+        self.unsent = (
+            KEPT.format(steps=wording.count(outbox.queue.steps, "sampled step"), file=where) if where else TOO_LATE
+        )
         self._guard.print_once(self.unsent)
         outbox.queue.close()
 
@@ -300,7 +302,7 @@ class Sender:
             if time.monotonic() < self._read_until:
                 return self._read_next()
             if given_up := self._queue.discard_all():
-                self._guard.print_once(UNREAD.format(steps="1 step" if given_up == 1 else f"{given_up} steps"))
+                self._guard.print_once(UNREAD.format(steps=wording.count(given_up, "step")))
             return False
 
     def _read_next(self) -> bool:

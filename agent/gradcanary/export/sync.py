@@ -18,6 +18,7 @@ from gradcanary.export.outbox import Outbox, RetryQueue
 from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError, remove_abandoned
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
+from gradcanary.wording import count
 
 TRIES = 4
 """Without an acknowledgement, before the sync gives a collector up."""
@@ -28,6 +29,7 @@ MAX_WAIT_S = 15.0
 KILLED = wire.End("crashed", None, "the process left no end: it was killed, or could not write in time")
 """The end of a session whose process is gone."""
 
+SAMPLED = "sampled step"
 KEPT = "what was not sent stays in its spool"
 LEFT = "{steps} left in {path}: {url} {why}"
 NOT_TAKEN = "does not take them; --url URL sends them elsewhere"
@@ -143,11 +145,13 @@ class Leftover:
         elif not self._delivery.is_closed:
             why = silent.setdefault(self._url, REFUSED_TOKEN if self._delivery.is_unauthorized else NOT_TAKEN)
             if not sent:
-                return LEFT.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url, why=why), False
+                return LEFT.format(
+                    steps=count(outbox.steps, SAMPLED), path=self._spool.path, url=self._url, why=why
+                ), False
         left = outbox.steps
         lost = steps - left - sent
-        line = f"{self._spool.run}, session {self._spool.session}: {_steps(sent)} sent to {self._url}"
-        line += f", {_steps(left)} left in {self._spool.path}" if left else ""
+        line = f"{self._spool.run}, session {self._spool.session}: {count(sent, SAMPLED)} sent to {self._url}"
+        line += f", {count(left, SAMPLED)} left in {self._spool.path}" if left else ""
         line += f", {lost} lost" if lost else ""
         return line, is_done and not lost
 
@@ -176,7 +180,3 @@ class Leftover:
         if self._outbox.has_unreported_drops:
             self._delivery.send_heartbeat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
         return self._spool.ending is None or self._delivery.send_end(self._spool.ending)
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"

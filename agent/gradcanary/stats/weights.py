@@ -17,6 +17,7 @@ from gradcanary.model.distributed import local_tensor
 from gradcanary.model.parameters import References
 from gradcanary.stats.kernels import LOW_PRECISION, norm_factors, strided_sample
 from gradcanary.stats.samples import Forecast, Kind, Part, number_of
+from gradcanary.wording import number, percent
 
 PER_STEP = 2
 """Layers whose update is measured in a step."""
@@ -247,10 +248,10 @@ def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.
         return None
     mean = sum(stuck.values()) / len(stuck)
     text = (
-        f"If a step changes weights by about the learning rate ({rate:.2g} at step {step}), {mean:.0%} of these "
-        f"{forecast.dtype} weights are too coarse to change. Smaller steps change fewer of them. Gradients can still "
-        "look healthy. Use float32 master weights (autocast over float32 parameters, or the framework's switch) or an "
-        "optimizer that rounds stochastically."
+        f"If a step changes weights by about the learning rate ({number(rate)} at step {step:,}), {percent(mean)} of "
+        f"these {forecast.dtype} weights are too coarse to change. Smaller steps change fewer of them. Gradients can "
+        "still look healthy. Use float32 master weights (autocast over float32 parameters, or the framework's switch) "
+        "or an optimizer that rounds stochastically."
     )
     return wire.Fact(f"{_SHORT[forecast.dtype]}_weights_lr", text, tuple(stuck))
 

@@ -67,8 +67,8 @@ def _register_new_silence(app: Dash, collector: Collector) -> None:
             }
             made.update(cast(dict[str, Any], collector.change("POST", "/silences", wish)))
             hidden = len(made["incidents"])
-            count = numbers.plural(hidden, "open incident") if hidden else "no open incident now"
-            return forms.done(f"Silence {made['id']} is in force; it hides {count}.")
+            count = numbers.plural(hidden, "open incident") if hidden else "no open incident at the moment"
+            return forms.done(f"Silence {made['id']} is active. It mutes {count}.")
 
         said = answer_click(clicks, ask)
         return {"answer": said, **(dict.fromkeys(("run", "note"), "") if made else {})}
@@ -91,6 +91,6 @@ def _register_end_of_silence(app: Dash, collector: Collector) -> None:
 
         def ask() -> list[Any]:
             collector.change("DELETE", f"/silences/{number}")
-            return forms.done(f"Silence {number} is over: what is still true is told.")
+            return forms.done(f"Silence {number} is over: one notification is sent for each incident still open.")
 
         return {"answer": answer_click(number, ask)}

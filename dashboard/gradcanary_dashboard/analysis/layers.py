@@ -67,6 +67,11 @@ def is_firing(layer: Layer) -> bool:
     return "firing" in layer["rules"].values()
 
 
+def has_incident(layer: Layer) -> bool:
+    """Return True if a rule fires for the layer, also while it recovers."""
+    return not {"firing", "recovering"}.isdisjoint(layer["rules"].values())
+
+
 def row(layer: Layer) -> dict[str, Any]:
     """Return a layer as texts for the table.
 

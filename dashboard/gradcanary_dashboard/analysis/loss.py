@@ -1,4 +1,7 @@
-"""The change of the loss since an incident, in words. Pure."""
+"""The change of the loss since an incident, in words. Pure.
+
+Each claim is one of ``CLAIMS``, and none is made that the two levels and the highest value do not show.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,28 @@ LEAD, LEAD_STEPS = 0.1, 200
 """The loss may move before a fall: by this share of the steps before it, at least this many. Layers reach their
 threshold some steps after the cause, which the loss may show at once."""
 
+BACK = 0.05
+"""A loss came back if its level is within this share of the level before."""
+
+_LEVELS = "{was} before, {now} now"
+CLAIMS = {
+    "rose": f"the loss rose: {_LEVELS}",
+    "rose_and_fell": f"the loss rose, up to {{highest}}: {_LEVELS}",
+    "came_back": f"the loss spiked to {{highest}} and came back: {_LEVELS}",
+    "spiked_and_fell": f"the loss spiked to {{highest}} and then fell: {_LEVELS}",
+    "spiked": f"the loss spiked to {{highest}}: {_LEVELS}",
+    "fell": f"the loss fell: {_LEVELS}",
+    "flat": f"the loss stayed flat: {_LEVELS}",
+    "as_before": f"the loss is where it was: {_LEVELS}",
+    "unclear": f"the loss: {_LEVELS}",
+}
+
 NOISE = 4.0
 WANDER = 8.0
+FALL_NOISE = 2.0
 RISE = 0.02
 """A rise counts if it is over the level before by this many deviations of single points, this many deviations between
-neighbouring levels, and this share of the level."""
+neighbouring levels, and this share of the level. Levels vary less than single points: a fall needs fewer of them."""
 
 
 def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
@@ -72,7 +92,7 @@ def level(answer: Mapping[str, Any] | None) -> Level | None:
 def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
     """Return the change of the loss since a step, given the loss before and since.
 
-    For example ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well. The
+    For example ``the loss fell: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well. The
     level before is the lowest of the steps ahead (``LEAD``), because the loss may have begun to rise there.
     """
     found = _untagged(since["metrics"]) if since else None
@@ -81,7 +101,7 @@ def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> 
     now, ahead = level(since), _ahead(before)
     if now is None or ahead is None:
         return None
-    return _compared(ahead, _known(since), now.value)
+    return _compared(ahead, _known(since), now.value, _highest(since))
 
 
 def first(answer: Mapping[str, Any]) -> str:
@@ -98,10 +118,12 @@ def first(answer: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Before:
-    """The points of the lowest level before a fall, those between them and the fall, and the deviation of levels."""
+    """The points of the lowest level before a fall, those between them and the fall with their highest value, and the
+    deviation of levels."""
 
     level: Floats
     meanwhile: Floats
+    highest: float
     wander: float
 
 
@@ -116,7 +138,7 @@ def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
     begin = max(0, min(int(np.searchsorted(steps, steps[-1] - lead)), len(values)) - few)
     levels = np.median(np.lib.stride_tricks.sliding_window_view(values[begin:], few), axis=1)
     end = begin + int(levels.argmin()) + few
-    return Before(values[end - few : end], values[end:], _wander(values, few))
+    return Before(values[end - few : end], values[end:], _highest(answer, end), _wander(values, few))
 
 
 def _wander(values: Floats, few: int) -> float:
@@ -126,18 +148,26 @@ def _wander(values: Floats, few: int) -> float:
     return 1.4826 * float(np.median(rises)) if len(rises) >= _OF_A_HABIT else 0.0
 
 
-def _compared(before: Before, after: Floats, now: float) -> str:
+def _compared(before: Before, after: Floats, now: float, highest: float) -> str:
     was = float(np.median(before.level))
     # Of both: buckets of many steps vary less than single steps.
     noise = max(_noise(before.level), _noise(after))
-    over = was + max(NOISE * noise, WANDER * before.wander, RISE * abs(was))
+    least, margin = RISE * abs(was), max(NOISE * noise, WANDER * before.wander, RISE * abs(was))
     peak = max(float(_smooth(part).max()) for part in (before.meanwhile, after) if len(part) >= _OF_A_PEAK)
-    told = f"{numbers.scientific(was)} before, {numbers.scientific(now)} now"
-    if now > over:
-        return f"the loss rose: {told}"
-    if peak > over:
-        return f"the loss bumped and came back: {numbers.scientific(peak)} at most, {told}"
-    return f"the loss does not show it: {told}"
+    values = {"was": was, "now": now, "highest": max(before.highest, highest)}
+    told = {name: numbers.scientific(value) for name, value in values.items()}
+    is_level = abs(now - was) <= least or told["was"] == told["now"]
+    if now > was + margin and not is_level:
+        claim = "rose_and_fell" if values["highest"] > 2 * abs(now) else "rose"
+    elif peak > was + margin:
+        is_back = is_level or abs(now - was) <= BACK * abs(was)
+        claim = "came_back" if is_back else "spiked_and_fell" if now < was else "spiked"
+    elif is_level:
+        claim = "flat" if float(_smooth(after).min()) >= was - margin else "as_before"
+    else:
+        has_fallen = was - now > max(FALL_NOISE * noise, FALL_NOISE * before.wander)
+        claim = "fell" if has_fallen else "unclear"
+    return CLAIMS[claim].format_map(told)
 
 
 def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
@@ -162,6 +192,14 @@ def _known(answer: Mapping[str, Any] | None) -> Floats:
         return np.zeros(0)
     mean: Floats = decode(found["mean"]).astype(np.float64)[decode(found["count"]) > 0]
     return mean
+
+
+def _highest(answer: Mapping[str, Any] | None, first: int = 0) -> float:
+    """Return the highest value from a point on, -inf without any: a mean of many steps hides a peak."""
+    found = _untagged(answer["metrics"]) if answer else None
+    if found is None:
+        return -math.inf
+    return float(decode(found["max"])[decode(found["count"]) > 0][first:].max(initial=-math.inf))
 
 
 def _few(values: Floats) -> int:

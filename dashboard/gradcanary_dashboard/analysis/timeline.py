@@ -65,7 +65,7 @@ def _growth(incident: Mapping[str, Any]) -> list[Entry]:
 
 def _over(incident: Mapping[str, Any]) -> str:
     how = numbers.RESOLUTIONS.get(incident["resolution"], incident["resolution"] or "resolved")
-    return f"Over at step {numbers.integer(incident['resolved_step'])}: {how}"
+    return f"Resolved at step {numbers.integer(incident['resolved_step'])}: {how}"
 
 
 def _message(delivery: Mapping[str, Any]) -> Entry:

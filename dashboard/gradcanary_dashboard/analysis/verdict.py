@@ -9,6 +9,11 @@ from typing import Any
 from gradcanary_dashboard.analysis import severity
 from gradcanary_dashboard.text import numbers
 
+NO_STEP = (
+    "The training finished, and no optimizer step was seen: "
+    "call optimizer.step(), or gradcanary.step() after each update"
+)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -36,10 +41,10 @@ def verdict(run: Mapping[str, Any]) -> Verdict:
     if run["state"] == "crashed":
         return Verdict("warning", _crash(run))
     if run["state"] == "finished" and run["step"] is None:
-        return Verdict("information", "The training finished without a step")
+        return Verdict("information", NO_STEP)
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
-    low = f", {numbers.integer(run['below_threshold'])} of them low" if run["below_threshold"] else ""
+    low = numbers.low(run["below_threshold"], "; ")
     return Verdict("quiet", f"No open incident in {numbers.plural(run['layers'], 'layer')}{low}")
 
 

@@ -25,14 +25,15 @@ def failing_endpoints(endpoints: Sequence[Mapping[str, Any]]) -> list[html.Secti
     """Return what stands above the runs: whom no message reaches, since when, and why."""
     if not endpoints:
         return []
-    heading = html.H2([elements.icon(elements.ICONS["warning"]), f"Messages do not reach {_count(len(endpoints))}"])
+    heading = html.H2(
+        [
+            elements.icon(elements.ICONS["warning"]),
+            f"Messages do not reach {numbers.plural(len(endpoints), 'endpoint')}",
+        ]
+    )
     lines = html.Ul([html.Li([failure(each), " ", _way(each)]) for each in endpoints])
     return [html.Section([heading, lines], className="banner tone-warning")]
 
 
 def _way(endpoint: Mapping[str, Any]) -> dcc.Link:
     return dcc.Link("Look at it", href=f"/settings/endpoints/{endpoint['id']}")
-
-
-def _count(number: int) -> str:
-    return numbers.plural(number, "endpoint")

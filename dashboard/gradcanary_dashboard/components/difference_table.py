@@ -53,14 +53,10 @@ def _measure(data: CompareData, wanted: CompareView) -> str:
     if not found.rows:
         return "No layer was measured in all of these runs."
     where = numbers.steps(*data.common).lower()
-    unit = "decades between the medians" if stat.is_log else "difference of the medians"
-    part = (
-        f"in that of the {found.stretches} stretches of {where} in which they are widest apart"
-        if found.stretches > 1
-        else f"over {where}"
-    )
+    unit = ", in decades" if stat.is_log else ""
+    over = f"over {found.stretches} equal parts of {where}" if found.stretches > 1 else f"over {where}"
     first = next(run.letter for run in data.runs if run.steps is not None)
-    return f"{stat.title}: {unit} of {first} and the other, {part}."
+    return f"Largest difference of {stat.title.lower()} between {first} and another run, {over} (medians{unit})."
 
 
 def _difference(

@@ -170,4 +170,4 @@ def _slash() -> html.Span:
 
 def first_run_link() -> Component:
     """Return the link that leads to these lines, for pages that have nothing to show before the first run."""
-    return dcc.Link("How to bring the first one", href="/")
+    return dcc.Link("How to start your first run", href="/")

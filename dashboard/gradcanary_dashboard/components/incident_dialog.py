@@ -12,12 +12,14 @@ from gradcanary_dashboard.components import elements, forms, silence_form
 OF_A_BASELINE = ("collapse", "scale_drop")
 """Rules that hold gradients against what they were; of others the collector refuses a new baseline, in its words."""
 
-TOLD = "Nobody is reminded of it any more, nor told of further layers. Its end is told, and so is it if it opens again."
-QUIET = "Nobody is told until then; the pages show it as before. What is still true at the end is told then, once."
+TOLD = (
+    "Stops reminders and messages about further layers. You will still be notified when it is resolved or opens again."
+)
+QUIET = "No notifications until then. If it is still open afterwards, one notification is sent."
 BASELINE = (
-    "The layers that fire take what they are now for normal. This incident closes as “new baseline”, and opens again "
-    "only when they fall further. That cannot be taken back. It is right when the change was meant: another learning "
-    "rate, another scale of the loss, layers that are done."
+    "The present values of the layers with this incident become normal. The incident closes as “new baseline”, and "
+    "opens again only when they fall further. This cannot be undone. Do it if the change was meant: another learning "
+    "rate, another scale of the loss, layers that have finished learning."
 )
 
 
@@ -64,8 +66,8 @@ def silence(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
 
 def unsilence(incident: Mapping[str, Any], silences: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return the silences that hide an incident, each with the button that ends it."""
-    listed = silence_form.ending(silences) if silences else html.P("No silence hides it any more.")
-    words = "What is still true is told once a silence is over."
+    listed = silence_form.ending(silences) if silences else html.P("No silence mutes it now.")
+    words = "If it is still open when a silence ends, one notification is sent."
     head = _head("Unsilence", incident)
     return [*head, html.P(words, className="dim"), listed, _send()]
 
@@ -75,7 +77,7 @@ def move(silence: Mapping[str, Any]) -> list[Any]:
     return [
         html.H2(f"Another end of silence {silence['id']}", id="dialog-title"),
         html.P(silence_form.covered(silence)),
-        html.P(["It ends ", elements.moment(silence["until"]), ". From now on it shall last:"], className="dim"),
+        html.P(["It ends ", elements.moment(silence["until"]), ". New length, from now on:"], className="dim"),
         silence_form.span(),
         _send(forms.button("Save", "move-send", icon="check", tone="main", sends=True)),
     ]
@@ -118,5 +120,5 @@ def _send(*buttons: html.Button) -> html.Div:
 
 
 def _baseline() -> list[Any]:
-    really = forms.button("Yes, learn a new baseline", "ack-baseline", tone="danger")
-    return [forms.asking("Or: it shall be so. Learn a new baseline", BASELINE, really)]
+    really = forms.button("Accept and close incident", "ack-baseline", tone="danger")
+    return [forms.asking("This is expected: accept as the new normal", BASELINE, really)]

@@ -43,10 +43,9 @@ def span(of: str = "silence") -> html.Div:
 def preview(found: Mapping[str, Any]) -> list[Any]:
     """Return what a silence would hide now, as the collector answers it, and how many runs it is about."""
     hidden, runs = found["incidents"], found["runs"]
-    have = "has" if runs == 1 else "have"
-    named = f"{numbers.plural(runs, 'run')} {have} such a name." if runs else "No run has such a name so far."
+    named = f"Matches {numbers.plural(runs, 'run')}." if runs else "No run has such a name so far."
     if not hidden:
-        return [html.P(["Would silence no open incident now. ", named])]
+        return [html.P([named, " No open incident would be silenced right now."])]
     listed = [html.Li(_hidden(each)) for each in hidden[:PREVIEWED]]
     more = len(hidden) - PREVIEWED
     rest = [html.Li(f"and {numbers.integer(more)} more")] if more > 0 else []

@@ -118,10 +118,10 @@ def _tiles(incident: Mapping[str, Any]) -> list[html.Div]:
     since = numbers.integer(incident["since_step"])
     is_bad = incident["state"] == "open" and counts["firing"] > 0
     return [
-        elements.tile("Layers firing", layers, f"{ever} ever" if counts["ever"] else "", bad=is_bad),
+        elements.tile("Layers with this incident", layers, f"{ever} ever" if counts["ever"] else "", bad=is_bad),
         elements.tile("Since step", since, "the first sign"),
         elements.tile("Opened at step", numbers.integer(opened), elements.moment(incident["opened"])),
-        elements.tile("Over at step", resolved, ended),
+        elements.tile("Resolved at step", resolved, ended),
     ]
 
 
@@ -132,7 +132,7 @@ def _cause(incident: Mapping[str, Any]) -> list[Component]:
     shown += [html.Ul(evidence, className="evidence")] if evidence else []
     if cause["incidents"]:
         links = [html.Li(dcc.Link(f"#{number}", href=f"/incidents/{number}")) for number in cause["incidents"]]
-        shown += [html.Div([html.Span("Goes with"), html.Ul(links)], className="linked")]
+        shown += [html.Div([html.Span("Related incidents"), html.Ul(links)], className="linked")]
     framework = f", for {fix['framework']}" if fix["framework"] else ""
     shown += [html.H3(f"Fix{framework}"), html.P(fix["text"]), *([elements.code(fix["code"])] if fix["code"] else [])]
     return shown

@@ -134,7 +134,7 @@ def _none(chosen: Filter, url: str) -> html.P | html.Div:
         ]
         calm = [html.Div(elements.icon("check"), className="halo"), html.H2("No incident so far"), html.P(words)]
         return html.Div([*calm, *elements.terminal(f"gradcanary incidents --url {url}")], className="empty")
-    return html.P(["No incident is like that. ", dcc.Link("See all", href="/incidents")], className="dim")
+    return html.P(["No incidents match these filters. ", dcc.Link("See all", href="/incidents")], className="dim")
 
 
 def _bar(contents: Mapping[str, Any]) -> html.Div:

@@ -16,7 +16,7 @@ from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.curve import is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, phases
-from gradcanary_dashboard.analysis.verdict import firing, verdict
+from gradcanary_dashboard.analysis.verdict import verdict
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.run import RunData
 from gradcanary_dashboard.components import (
@@ -263,14 +263,16 @@ def _verdict(data: RunData) -> list[Any]:
 
 def _tiles(data: RunData) -> list[html.Div]:
     run = data.run
-    fires = firing(run)
-    low = f"{numbers.integer(run['below_threshold'])} low" if run["below_threshold"] else "none low"
+    fires = sum(map(layers.has_incident, data.layers))
     ks = sorted({layer["micro_steps"] for layer in data.layers if layer["micro_steps"] is not None})
-    k = f"K {', '.join(map(numbers.integer, ks[:4]))}" if ks else ""
+    k = f"{', '.join(map(numbers.integer, ks[:4]))} micro-step{'' if ks == [1] else 's'}" if ks else ""
     return [
         elements.tile("Step", numbers.integer(run["step"]), _pulse(data)),
         elements.tile(
-            "Layers firing", f"{numbers.integer(fires)} / {numbers.integer(run['layers'])}", low, bad=fires > 0
+            "Layers with an incident",
+            f"{numbers.integer(fires)} / {numbers.integer(run['layers'])}",
+            numbers.low(run["below_threshold"]),
+            bad=fires > 0,
         ),
         elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), [html.Span(k), _way_to_sums()]),
         _loss(data),
@@ -279,7 +281,7 @@ def _tiles(data: RunData) -> list[html.Div]:
 
 def _way_to_sums() -> html.A:
     """Return the link to the grid of accumulators, which is far below the tile on a narrow page."""
-    return html.A("how summed", href="#accumulators-title")
+    return html.A("details", href="#accumulators-title")
 
 
 def _pulse(data: RunData) -> list[Any]:

@@ -197,12 +197,13 @@ def _words(run: Mapping[str, Any]) -> list[html.P]:
 
 def _counts(run: Mapping[str, Any]) -> html.Div:
     fires = firing(run)
+    worst = max(run["firing"], key=run["firing"].get).replace("_", " ") if fires else "an incident"
     total = numbers.integer(run["layers"])
     return html.Div(
         [
             html.Div(f"{numbers.integer(fires)} / {total}", className="value bad" if fires else "value"),
             html.Div(
-                ["layers firing", f", {numbers.integer(run['below_threshold'])} low" if run["below_threshold"] else ""],
+                f"layers with {worst}{numbers.low(run['below_threshold'], ', ')}",
                 className="dim",
             ),
         ],

@@ -9,9 +9,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from gradcanary import wording
 from gradcanary_dashboard.text import units
 
-NOTHING = "\N{EN DASH}"
+NOTHING = wording.NOTHING
 STATES = {
     "measured": "measured",
     "no_gradient": "no gradient",
@@ -52,25 +53,9 @@ def integer(number: float | None) -> str:
     return NOTHING if number is None else f"{number + 0.0:,.0f}"
 
 
-@lru_cache(maxsize=KEPT)
-def scientific(number: float | None) -> str:
-    """Return a measured value with two or three digits: ``6.1e-7``, ``0.125``, ``12,300``; None as a dash."""
-    if number is None:
-        return NOTHING
-    if not math.isfinite(number) or number == 0:
-        return "0" if number == 0 else str(number)
-    if 1e-3 <= abs(number) < 1e6:
-        digits = max(0, 2 - math.floor(math.log10(abs(number))))
-        text = f"{number:,.{digits}f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    mantissa, exponent = f"{number:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
-def percent(part: float) -> str:
-    """Return a share of 1 as ``0.42 %``, ``2.5 %`` or ``25 %``."""
-    number = 100 * part
-    return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
+scientific = lru_cache(maxsize=KEPT)(wording.number)
+percent = wording.percent
+plural = wording.count
 
 
 def seconds(number: float | None) -> str:
@@ -116,9 +101,9 @@ def steps(first: float, last: float) -> str:
     return f"Step {integer(first)}" if first == last else f"Steps {integer(first)} to {integer(last)}"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return ``1 layer``, ``18 layers``."""
-    return f"{integer(number)} {noun}" if number == 1 else f"{integer(number)} {noun}s"
+def low(layers: int, before: str = "") -> str:
+    """Return ``small, but not falling: 3``; empty for 0."""
+    return f"{before}small, but not falling: {integer(layers)}" if layers else ""
 
 
 def state(name: str | None) -> str:

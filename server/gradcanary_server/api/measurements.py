@@ -190,9 +190,10 @@ def _csv_response(lines: Iterator[str], name: str, begin: int | None, to: int | 
 def _sample_lines(batches: Iterable[LoggedBatch], stats: Sequence[str], layers: Sequence[Record]) -> Iterator[str]:
     """Yield CSV: step, time, then a column per layer; a cell without a finite value is empty.
 
-    With several stats each layer has a column per stat, with the stat before its name.
+    A column of another stat than absmax, and each one of several stats, has the stat before the name of its layer.
     """
-    names = [layer.name if len(stats) == 1 else f"{stat} {layer.name}" for layer in layers for stat in stats]
+    is_plain = tuple(stats) == ("absmax",)
+    names = [layer.name if is_plain else f"{stat} {layer.name}" for layer in layers for stat in stats]
     yield _header_line(names)
     for batch in batches:
         planes = [_plane(batch, stat, layers) for stat in stats]

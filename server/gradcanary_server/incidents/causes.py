@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
+from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
     RISE,
@@ -45,7 +46,7 @@ _AFTER = {
 
 _CODES = {
     "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
-    "scale_drop": {"information": "converged", DEFAULT: "loss_rescaled"},
+    "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "unused": {DEFAULT: "never_used"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
@@ -59,9 +60,17 @@ _CODES = {
 """Causes by rule and by evidence or severity; the first one counts."""
 
 _BY_SETTINGS = {
-    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "loss_rescaled"),
+    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
     *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
-    *("no_gradient_at_all", "after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),
+    *(
+        "loss_diverged",
+        "sudden_nonfinite_loss",
+        "no_gradient_at_all",
+        "after_explosion",
+        "after_nonfinite",
+        "after_scale_drop",
+        "after_vanished",
+    ),
 }
 """Causes that a setting explains better, if there is one: they name where it shows."""
 
@@ -147,8 +156,8 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
         return find_tiny_clip(configuration, context.incident.opened_step)
     if code not in _BY_SETTINGS:
         return None
-    is_explosion = context.incident.rule == "explosion" or "explosion" in {near.rule for near in context.near}
-    found = find_decay(configuration, since) or find_momentum(configuration, since, from_start=is_explosion)
+    has_grown = code == "loss_diverged" or "explosion" in {context.incident.rule, *(near.rule for near in context.near)}
+    found = find_decay(configuration, since) or find_momentum(configuration, since, from_start=has_grown)
     if found is not None:
         return found
     rises = [jump for jump in context.incident.lr_jumps if jump.after >= RISE * jump.before]
@@ -240,6 +249,8 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     if float16:
         return "fp16_overflow", [f"{len(float16):,} of the layers hold float16 parameters"]
     loss = context.members.get(None)
+    if loss is not None and loss.evidence == "loss_rose":
+        return "loss_diverged", []
     layers = [member.since_step for number, member in context.members.items() if number is not None]
     if loss is None:
         return "nonfinite_gradient", []
@@ -247,7 +258,7 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
         return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
     if any(near.rule == "explosion" for near in context.near):
         return "diverged", []
-    return "nonfinite_loss", []
+    return ("sudden_nonfinite_loss" if loss.evidence == "loss_steady" else "nonfinite_loss"), []
 
 
 def _vanished(context: CauseContext) -> tuple[str, list[str]]:
@@ -270,7 +281,7 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
 
 def _largest_loss(context: CauseContext) -> list[str]:
     errors = [member.value for member in context.members.values() if member.value is not None]
-    return [f"up to {max(errors):.1%} of the norm, measured against a float32 sum"] if errors else []
+    return [f"up to {percent(max(errors))} of the norm, measured against a float32 sum"] if errors else []
 
 
 def _named(context: CauseContext) -> list[LayerInfo]:

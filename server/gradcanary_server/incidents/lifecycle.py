@@ -245,13 +245,15 @@ def _opened(change: Transition, context: TransitionContext) -> Incident:
 
 
 def _fired(change: Transition, before: Member | None) -> Member:
-    since_step = change.since_step
+    since_step, value = change.since_step, _finite(change.value)
     if before is not None and before.until_step is None:
         since_step = min(since_step, before.since_step)
+        if change.rule == "explosion":  # its peak: gradients may be zero or NaN once the weights are far away
+            value = max((each for each in (before.value, value) if each is not None), default=None)
     return Member(
         severity=change.severity if before is None else _higher(before.severity, change.severity),
         since_step=since_step,
-        value=_finite(change.value),
+        value=value,
         baseline=_finite(change.baseline),
         siblings=_finite(change.siblings),
         evidence=change.evidence,

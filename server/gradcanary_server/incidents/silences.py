@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
+from gradcanary.wording import count
 from gradcanary_server.clock import UnixTime
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.incidents import repository
@@ -56,7 +57,7 @@ def silenced_note(members: Members, hidden: Collection[int | None]) -> str:
     layers = sum(number is not None and members[number].until_step is None for number in hidden if number in members)
     if not layers:
         return ""
-    return f" {layers:,} more {'layer is' if layers == 1 else 'layers are'} silenced."
+    return f" {count(layers, 'more layer', ('is', 'are'))} silenced."
 
 
 MAX_SILENCES = 200

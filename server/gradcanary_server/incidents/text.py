@@ -9,7 +9,6 @@ with its revision; an earlier reader composes it, too.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
+from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
@@ -45,101 +45,97 @@ class Words(NamedTuple):
     sentence: str
 
 
-_NONFINITE = "became NaN or infinite at step {began}"
-_TOGETHER = "all gradients fell together at step {began}"
-_FELL = "the gradients of all layers fell together {fall} at step {began}, "
+_NONFINITE = "became NaN or infinite {at}"
+_TOGETHER = "all gradients fell together {at}"
+_FELL = "all gradients became {smaller} {at}"
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
-_IDLE = "{count} without a gradient at step {began}"
-_NEVER = "{layers} {are} trainable and never had a gradient since step {since}"
-_SUMMED = "{count} summed in low precision at step {began}"
-_STILL = "{count} with weights that stand still at step {began}"
-_TO_ZERO = "{count} with float16 gradients that go to zero at step {began}"
-_ZEROS = "{layers} {have} {share} exact zeros in float16 gradients that had fewer before, since step {since}"
+_IDLE = "{count} {have} had no gradient {since}"
+_NEVER = "{layers} {are} trainable and never had a gradient, {since}"
+_STILL = "{count} {have} weights that stand still, measured {at}"
+_ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
-    ("collapse", "fall"): Words(
-        "{count} collapsed at step {began}", "{layers} fell from {baseline} to {value} at step {since}"
-    ),
+    ("collapse", "fall"): Words("{count} collapsed {at}", "{layers} fell{from_to} {at}"),
     ("collapse", "threshold"): Words(
-        "{count} under the threshold given at step {began}",
-        "{layers} went under the threshold given for {them}, to {value}, at step {since}",
+        "{count} went under the threshold given {at}",
+        "{layers} went under the threshold given for {them}{absmax} {at}",
     ),
     ("collapse", "siblings"): Words(
-        "{count} far under {their} siblings at step {began}",
-        "{layers} {have} much smaller gradients than similar layers: {value} instead of {siblings}, since step {since} "
-        "at the latest",
+        "{count} {have} far smaller gradients than similar layers {since}",
+        "{layers} {have} much smaller gradients than similar layers{against}, {since} at the latest",
     ),
     ("collapse", "joined_late"): Words(
-        "{count} already low when joined at step {began}",
-        "{layers} {were} already at {value} when the run was joined at step {since}",
+        "{count} {were} already low when the run was joined {at}",
+        "{layers} {were} already low{absmax} when the run was joined {at}",
     ),
     ("nonfinite", "loss"): Words(f"the loss {_NONFINITE}", f"the loss {_NONFINITE}"),
-    ("nonfinite", "both"): Words(f"the loss {_NONFINITE}", f"the loss and the gradient of {{layers}} {_NONFINITE}"),
-    ("nonfinite", None): Words(f"the gradient of {{count}} {_NONFINITE}", f"the gradient of {{layers}} {_NONFINITE}"),
-    ("explosion", None): Words(
-        "{count} exploded at step {began}", "{layers} went up from {baseline} to {value} at step {since}"
+    ("nonfinite", "both"): Words(f"the loss {_NONFINITE}", f"the loss and the {{gradient}} of {{layers}} {_NONFINITE}"),
+    ("nonfinite", None): Words(
+        f"the {{gradient}} of {{count}} {_NONFINITE}", f"the {{gradient}} of {{layers}} {_NONFINITE}"
     ),
-    ("vanished", "stopped"): Words(
-        _IDLE, "{layers} had a gradient in nearly every step, and {zeros} since step {since}"
-    ),
-    ("vanished", "sporadic"): Words(
-        _IDLE,
-        "{layers} had a gradient now and then, and none for longer than ever before, since step {since}",
-    ),
-    ("vanished", "never"): Words(_IDLE, "{layers} that {are} watched had {none_or_zeros} since step {since}"),
+    ("explosion", None): Words("{count} exploded {at}", "{layers} went up{up_from_to} {at}"),
+    ("vanished", "stopped"): Words(_IDLE, "{layers} had gradients before, and {none_or_zeros} {since}"),
+    ("vanished", "sporadic"): Words(_IDLE, "{layers} {idle}, {since}"),
+    ("vanished", "never"): Words(_IDLE, "{layers} that {are} watched had {no_gradient_or_zeros} {since}"),
     ("vanished", "by_script"): Words(
-        "{count} frozen by the script at step {began}",
-        "{layers} had a gradient and {are} not trainable any more since step {since}: the script froze {them}",
+        "{count} {were} frozen by the script {at}",
+        "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
-    ("unused", None): Words("{count} never had a gradient at step {began}", _NEVER),
+    ("unused", None): Words("{count} never had a gradient, {since}", _NEVER),
     ("accumulation_loss", None): Words(
-        "{count} lost gradient while summing at step {began}",
-        "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured at step {since}",
+        "{count} lost gradient while summing {at}",
+        "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
     ),
     ("accumulator", "low_precision_sum"): Words(
-        _SUMMED, "{layers} {are} summed over micro-steps in low precision since step {since}"
+        "{count} {are} summed in low precision {since}",
+        "{layers} {are} summed over micro-steps in low precision {since}",
     ),
     ("accumulator", "declared"): Words(
-        _SUMMED, "{layers} {are} summed in another dtype than the configuration asks for, seen at step {since}"
+        "{count} {are} summed in another dtype than declared, seen {at}",
+        "{layers} {are} summed in another dtype than the configuration asks for, seen {at}",
     ),
     ("frozen", "forecast"): Words(
-        "{count} too coarse for small updates at step {began}",
-        "{layers} {have} weights or optimizer states too coarse for small updates, seen at step {since}",
+        "{count} {are} too coarse for small updates, seen {at}",
+        "{layers} {have} weights or optimizer states too coarse for small updates, seen {at}",
     ),
     ("frozen", "measured"): Words(
-        _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, at step {since}"
+        _STILL, "{layers} {have} weights of which {share} did not move in fifty steps or more, {at}"
     ),
     ("frozen", "stopped"): Words(
-        _STILL, "{layers} moved, and now {share} of {their} weights did not in fifty steps or more, at step {since}"
+        _STILL, "{layers} moved, and now {share} of {their} weights did not in fifty steps or more, {at}"
     ),
     ("fp16_underflow", "no_scaler"): Words(
-        _TO_ZERO, "{layers} {have} gradients in float16 without a GradScaler, seen at step {since}"
+        "{count} {have} float16 gradients without a GradScaler, seen {at}",
+        "{layers} {have} gradients in float16 without a GradScaler, seen {at}",
     ),
-    ("fp16_underflow", "zeros"): Words(_TO_ZERO, _ZEROS),
-    ("fp16_underflow", "all_zeros"): Words(_TO_ZERO, _ZEROS),
+    ("fp16_underflow", "zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
+    ("fp16_underflow", "all_zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
     ("clip_before_unscale", None): Words(
-        "{count} clipped before unscaling at step {began}",
-        "{layers} {are} clipped while {their} gradients carry the loss scale, seen at step {since}",
+        "{count} {are} clipped before unscaling, seen {at}",
+        "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",
     ),
-    ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}and the loss came down with them"),
-    ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}further than the loss explains, or the loss is not known"),
-    ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}while the loss did not fall"),
+    ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
+    ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
+    ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; no loss is known that could explain it"),
+    ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
-    ("stalled", "no_step"): Words("no new step since its start", _NO_STEP),
+    ("stalled", "no_step"): Words(
+        "no new step since its start", "the process is alive but has made no step since its start ({moment})"
+    ),
 }
-"""By rule and evidence; nonfinite by loss and layers, scale_drop by severity.
+"""By rule and evidence; nonfinite by loss and layers, scale_drop by what is known of the loss.
 
-``began`` is the first step of the incident, ``since`` that of this kind of evidence: the smallest ``since_step``
-(when it began), not ``opened_step`` (when it was certain).
+``at`` and ``since`` name the first and the last ``since_step`` of the members (when it began), not ``opened_step``
+(when it was certain). Values of several layers are medians, and say so.
 """
 
-UNKNOWN = Words("{count} fired at step {began}", "{layers} fired at step {since}")
+UNKNOWN = Words("{count} fired {at}", "{layers} fired {at}")
 
-_SINGULAR = ("is", "was", "has", "its", "it")
-_PLURAL = ("are", "were", "have", "their", "them")
+_SINGULAR = {"are": "is", "were": "was", "have": "has", "their": "its", "them": "it", "gradient": "gradient"}
+_PLURAL = {"are": "are", "were": "were", "have": "have", "their": "their", "them": "them", "gradient": "gradients"}
 
 ENDS = {
     "recovered": "Recovered{at}.",
@@ -147,6 +143,7 @@ ENDS = {
     "rebaselined": "Accepted{at}: a new baseline is learnt.",
     "rule_changed": "Over{at}: the rule is another one now.",
     "run_deleted": "Over{at}: the run was deleted.",
+    "layer_gone": "Over{at}: a later launch does not train all of these layers.",
 }
 ABSENCE_ENDS = {
     "run_finished": "The run ended{at}.",
@@ -159,9 +156,21 @@ ABSENCE_ENDS = {
 
 
 def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
-    """Return the words for a list: "18 of 300 layers collapsed at step 12,340"."""
-    kind = next(iter(_by_kind(incident, members)), None)
-    return _template(incident.rule, kind).headline.format_map(_fields(incident, members.values()))
+    """Return the words for a list: "18 of 300 layers collapsed at step 12,340".
+
+    They are about the layers that fire now, or that ever fired once it is resolved, with the first kind of evidence.
+    """
+    if incident.state == "open":
+        members = {layer: member for layer, member in members.items() if member.until_step is None} or members
+    by_kind = _by_kind(incident, members)
+    kind, layers = next(iter(by_kind.items()), (None, []))
+    known = [members[None]] if kind == "both" else [members[layer] for layer in layers]
+    fields = _fields(incident, known or members.values())
+    if layers:
+        fields |= {**_agreement(len(layers)), "count": _count(len(layers), incident.layers)}
+    others = sum(map(len, by_kind.values())) - len(layers)
+    more = f"; {others:,} more by other evidence" if others else ""
+    return _template(incident.rule, kind).headline.format_map(fields) + more
 
 
 def sentence(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
@@ -172,7 +181,10 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
     clauses: list[str] = []
     others = [name for layer, name in names.items() if layer not in members]
     for kind, layers in _by_kind(incident, members).items():
-        fields = _fields(incident, [members[layer] for layer in layers] or members.values())
+        known = [members[layer] for layer in layers]
+        if kind == "both":
+            known.append(members[None])
+        fields = _fields(incident, known or members.values())
         if layers:
             fields |= _agreement(len(layers))
             fields["layers"] = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
@@ -189,30 +201,7 @@ def describe_layers(names: Sequence[str], others: Sequence[str]) -> str:
     patterns = compressed_patterns(names, others, MAX_GROUPS)
     words = [truncate_middle(_words(pattern), MAX_WORDS) for pattern in patterns[:SHOWN]]
     more = len(patterns) - len(words)
-    return ", ".join(words) + (f" and {more} more group{'s' if more > 1 else ''}" if more else "")
-
-
-def format_step(number: int) -> str:
-    """Return a step with thousands separators: 12,340."""
-    return f"{number:,}"
-
-
-def format_number(value: float | None) -> str:
-    """Return a magnitude with one or two digits: 3e-3, 1.5e-3, 0.05, 120, exactly 0.
-
-    Small and large numbers have one digit where that is within 5 % of the value.
-    """
-    if value is None or math.isnan(value):
-        return "an unknown value"
-    if value == 0:
-        return "exactly 0"
-    if 0.01 <= abs(value) < 10_000:
-        return f"{float(f'{value:.2g}'):g}"
-    rounded = f"{value:.0e}"
-    if abs(float(rounded) - value) > 0.05 * abs(value):
-        rounded = f"{value:.1e}"
-    mantissa, _, exponent = rounded.partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    return ", ".join(words) + (f" and {count(more, 'more group')}" if more else "")
 
 
 def truncate_middle(text: str, length: int) -> str:
@@ -231,7 +220,8 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     if incident.rule == "nonfinite":
         return {None if None not in members else "both" if layers else "loss": layers}
     if incident.rule == "scale_drop":
-        return {incident.severity: []}
+        is_unknown = incident.severity == "warning" and any(each.evidence == "no_loss" for each in members.values())
+        return {"no_loss" if is_unknown else incident.severity: []}
     if incident.rule in ABSENCE_RULES:
         return {member.evidence: [] for member in members.values()}
     by_kind = {kind: [layer for layer in layers if members[layer].evidence == kind] for kind in EVIDENCE}
@@ -240,59 +230,109 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
 
 def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     """Return the fields of the templates, except the names of layers."""
-    count = incident.firing if incident.state == "open" else incident.ever_firing
-    value = _typical(members, "value")
-    since = format_step(min(member.since_step for member in members))
+    layers = incident.firing if incident.state == "open" else incident.ever_firing
+    first, last = (limit(member.since_step for member in members) for limit in (min, max))
+    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     fields = {
-        **_agreement(count),
-        "count": _count(count, incident.layers),
-        "began": format_step(incident.since_step),
-        "since": since,
-        "step": since,
-        "value": format_number(value),
-        "baseline": format_number(_typical(members, "baseline")),
-        "siblings": format_number(_typical(members, "siblings")),
-        "part": "a part" if value is None else f"{value:.0%}",
-        "share": "most" if value is None else f"{value:.0%}",
-        "none_or_zeros": "only gradients of exactly zero" if value == 0 else "no gradient",
-        "zeros": "exact zeros" if value == 0 else "none",
-        "fall": "to exactly zero" if value is None else f"by {value:.1f} decades",
+        **_agreement(layers),
+        **_values(members),
+        "count": _count(layers, incident.layers),
+        "at": f"at {steps}",
+        "since": f"since {steps}",
+        "step": f"{first:,}",
     }
+    if incident.rule == "scale_drop":
+        decades = next((member.value for member in members if member.value is not None), None)
+        fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"
     if incident.rule in ABSENCE_RULES:
         # The value is the time without a request or a step, in seconds.
         noticed = incident.opened if incident.reopened_at is None else incident.reopened_at
-        moment = datetime.fromtimestamp(noticed - (value or 0.0), tz=timezone.utc)
+        seconds = next((member.value for member in members if member.value is not None), 0.0)
+        moment = datetime.fromtimestamp(noticed - seconds, tz=timezone.utc)
         fields["moment"] = f"{moment:%Y-%m-%d %H:%M} UTC"
     return fields
 
 
-def _typical(members: Collection[Member], attribute: str) -> float | None:
-    """Return the median of an attribute of members, None if none has it."""
-    values = [value for member in members if (value := getattr(member, attribute)) is not None]
-    return median(values) if values else None
+def _values(members: Collection[Member]) -> dict[str, str]:
+    """Return the fields with values of members; a value that no member has is left out with its words."""
+    values = [member.value for member in members if member.value is not None]
+    pairs = [(member.baseline, member.value, member.siblings) for member in members]
+    falls = [(before, now) for before, now, _ in pairs if before is not None and now is not None and now < before]
+    rises = [(before, now) for before, now, _ in pairs if before is not None and now is not None and now > before]
+    apart = [(now, others) for _, now, others in pairs if now is not None and others is not None and now < others]
+    is_zero, is_none = (any(value == other for _, value, _ in pairs) for other in (0, None))
+    return {
+        "from_to": _from_to(falls, values),
+        "up_from_to": _from_to(rises, [value for value in values if value > 0]),
+        "absmax": _largest(values),
+        "against": ": {} instead of {}{}".format(*_medians(apart)) if apart else "",
+        "part": _share(values, "a part"),
+        "share": _share(values, "most"),
+        "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
+        "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
+        "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
+        "idle": _idle(members),
+    }
+
+
+def _from_to(pairs: Sequence[tuple[float, float]], values: Sequence[float]) -> str:
+    if pairs:
+        return " from {} to {}{}".format(*_medians(pairs))
+    return f" to {_median(values)}" if values else ""
+
+
+def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[str, str, str]:
+    """Return the medians of both sides, and a remark if they are of several pairs."""
+    first, second = (number(median(side)) for side in zip(*pairs, strict=True))
+    return first, second, "" if len(set(pairs)) == 1 else " (medians)"
+
+
+def _largest(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f" ({'' if len(set(values)) == 1 else 'median '}largest gradient {number(median(values))})"
+
+
+def _median(values: Sequence[float]) -> str:
+    return number(median(values)) + ("" if len(set(values)) == 1 else " (median)")
+
+
+def _share(values: Sequence[float], unknown: str) -> str:
+    if not values:
+        return unknown
+    share = median(values)
+    return ("all" if share >= 1 else percent(share)) + ("" if len(set(values)) == 1 else " (median)")
+
+
+def _idle(members: Collection[Member]) -> str:
+    """Return the gaps of layers that seldom have a gradient; their value and baseline are numbers of samples."""
+    spans = [(each.baseline, each.value) for each in members if each.baseline is not None and each.value]
+    if not spans:
+        return "had a gradient now and then, and none for longer than ever before"
+    usual, idle = max(usual for usual, _ in spans), min(idle for _, idle in spans)
+    return f"had a gradient at least every {usual:,.0f} sampled steps, and then none in {idle:,.0f}"
 
 
 def _ending(incident: Incident) -> str:
     if incident.state == "open":
-        is_partial = incident.ever_firing > incident.firing > 0
-        have = _agreement(incident.firing)["have"]
-        return f" {incident.firing:,} of them {have} not recovered." if is_partial else ""
+        if not incident.ever_firing > incident.firing > 0:
+            return ""
+        return f" {incident.firing:,} of them {agree(incident.firing, ('has', 'have'))} not recovered."
     ends = ABSENCE_ENDS if incident.rule in ABSENCE_RULES else ENDS
     words = ends.get(incident.resolution or "") or ends.get(incident.rule, f"Over{{at}}: {incident.resolution}.")
-    at = "" if incident.resolved_step is None else f" at step {format_step(incident.resolved_step)}"
+    at = "" if incident.resolved_step is None else f" at step {incident.resolved_step:,}"
     return f" {words.format(at=at)}"
 
 
 def _count(layers: int, total: int) -> str:
     if layers == total:
-        return f"all {total:,} layers" if total > 1 else "the only layer"
-    return f"{layers:,} of {total:,} layers"
+        return f"all {count(total, 'layer')}" if total > 1 else "the only layer"
+    return f"{layers:,} of {count(total, 'layer')}"
 
 
 def _agreement(layers: int) -> dict[str, str]:
     """Return the fields of words that agree with a number of layers."""
-    are, were, have, their, them = _SINGULAR if layers == 1 else _PLURAL
-    return {"are": are, "were": were, "have": have, "their": their, "them": them}
+    return _SINGULAR if layers == 1 else _PLURAL
 
 
 def _words(pattern: Pattern) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, select
 
+from gradcanary.wording import count
 from gradcanary_server.auth import tokens
 from gradcanary_server.auth.tokens import Token
 from gradcanary_server.clock import timestamp
@@ -21,7 +22,7 @@ PrintLine = Callable[[str], None]
 def backup_command(url: str, file: Path) -> str:
     """Copy an SQLite store to a new file; raises StoreError, for PostgreSQL with the command to use instead."""
     made = maintenance.backup_sqlite(url, file)
-    runs = "1 run" if made.runs == 1 else f"{made.runs:,} runs"
+    runs = count(made.runs, "run")
     return f"{made.file} holds {runs} in {made.size / 2**20:,.1f} MiB; its tables are of revision {made.revision}"
 
 

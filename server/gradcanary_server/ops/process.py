@@ -268,7 +268,7 @@ def startup_banner(settings: Settings, endpoints: Sequence[str]) -> Iterator[str
     place = settings.db.removeprefix("sqlite:///")
     yield f"data is kept in {'the database of --db' if '://' in place else place}"
     yield "rules are the defaults: --rules FILE" if settings.rules is None else f"rules are those of {settings.rules}"
-    yield from endpoints or ("incidents are sent to nobody: --webhook URL",)
+    yield from endpoints or ("no endpoints: incidents are not sent anywhere (--webhook URL)",)
 
 
 def sign_in_hint(settings: Settings, new_tokens: Mapping[str, str]) -> Iterator[str]:

@@ -100,6 +100,12 @@ def source_of_csv(name: str, lines: Iterable[str]) -> ReplaySource:
     if header[:2] != ["step", "time"] or not 3 <= len(header) <= MAX_LAYERS + 2:
         raise TraceError(f"{name}, line 1: the first line is step,time, and then the names of the layers.")
     layers = [title[1:] if title[:1] == "'" and title[1:].startswith(FORMULA) else title for title in header[2:]]
+    others = {stat for stat in wire.STATS for layer in layers if layer.startswith(f"{stat} ")}
+    if others:
+        raise TraceError(
+            f"{name}, line 1: these are columns of {', '.join(sorted(others))}. "
+            "Rules go by absmax alone: export it with stat=absmax."
+        )
     if len(set(layers)) < len(layers):
         raise TraceError(f"{name}, line 1: a layer is there twice.")
     try:

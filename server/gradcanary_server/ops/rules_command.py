@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import httpx
 
+from gradcanary.wording import count
 from gradcanary_server.clock import timestamp
 from gradcanary_server.errors import TraceError
-from gradcanary_server.incidents.text import format_step
 from gradcanary_server.notify.payload import layer_prefixes
 from gradcanary_server.ops import replay_source
 from gradcanary_server.ops.replay_source import ReplaySource
@@ -95,16 +95,16 @@ def _lines(answer: httpx.Response) -> Iterator[bytes]:
 
 def report_lines(source: ReplaySource, simulations: Mapping[str, Simulation], steps: tuple[int, int]) -> Iterator[str]:
     """Yield the report of rules, by their names, that were tried on the same run."""
-    yield f"{source.name}: steps {format_step(steps[0])} to {format_step(steps[1])}, {len(source.layers)} layers"
+    yield f"{source.name}: steps {steps[0]:,} to {steps[1]:,}, {count(len(source.layers), 'layer')}"
     if source.raw_start_step is not None:
         yield (
-            f"Single samples before step {format_step(source.raw_start_step)} are gone (GRADCANARY_RAW_DAYS): "
+            f"Single samples before step {source.raw_start_step:,} are gone (GRADCANARY_RAW_DAYS): "
             "the rules see what is left, and learn baselines from it."
         )
     for name, simulation in simulations.items():
         yield ""
-        incidents = _count(len(simulation.incidents), "incident")
-        yield f"{name}: {incidents}, {_count(simulation.message_count, 'message')}"
+        incidents = count(len(simulation.incidents), "incident")
+        yield f"{name}: {incidents}, {count(simulation.message_count, 'message')}"
         for simulated in simulation.incidents:
             yield from _incident_lines(simulated, source)
 
@@ -112,13 +112,13 @@ def report_lines(source: ReplaySource, simulations: Mapping[str, Simulation], st
 def _incident_lines(simulated: SimulatedIncident, source: ReplaySource) -> Iterator[str]:
     incident, end = simulated.case.incident, "still open"
     if incident.resolved_step is not None:
-        end = f"{incident.resolution} at step {format_step(incident.resolved_step)}"
+        end = f"{incident.resolution} at step {incident.resolved_step:,}"
     times = "once" if incident.reopened == 1 else f"{incident.reopened:,} times"
     again = f", reopened {times}" if incident.reopened else ""
-    yield f"  {incident.rule} ({incident.severity}) fired at step {format_step(incident.opened_step)}{again}, {end}"
+    yield f"  {incident.rule} ({incident.severity}) fired at step {incident.opened_step:,}{again}, {end}"
     yield f"    {_layers(simulated, source)}"
     for message in simulated.messages:
-        yield f"    {message.kind} at {timestamp(message.at)}, after step {format_step(message.step)}"
+        yield f"    {message.kind} at {timestamp(message.at)}, after step {message.step:,}"
 
 
 def _layers(simulated: SimulatedIncident, source: ReplaySource) -> str:
@@ -129,8 +129,4 @@ def _layers(simulated: SimulatedIncident, source: ReplaySource) -> str:
     patterns = layer_prefixes(names, [name for name in source.layers.values() if name not in members])
     more = f" and {len(patterns) - MAX_PATTERNS} more" if len(patterns) > MAX_PATTERNS else ""
     run = "the whole run, " if None in simulated.case.members else ""
-    return f"{run}{len(names)} of {_count(len(source.layers), 'layer')}: {', '.join(patterns[:MAX_PATTERNS])}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{run}{len(names)} of {count(len(source.layers), 'layer')}: {', '.join(patterns[:MAX_PATTERNS])}{more}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,10 @@ RECENT = 3
 
 FEWEST = 10
 """Losses before these that make a level, their median."""
+
+ROSE, STEADY = 10.0, 2.0
+"""Times its level: a loss that was higher than the first before it was not finite had risen, one lower than the second
+had not; between them nothing is said."""
 
 RISE = 10
 """Times the initial level: an absmax under it is not a rise."""
@@ -106,6 +111,17 @@ def _limits(raw_baseline: bytes, raw_initial: bytes, rule: LayerThresholds, is_r
     own = np.where(np.isnan(baseline), first, baseline)
     relative = rule.ratio * np.power(10.0, np.fmax(own, quartile))
     return np.where(rule.enabled, np.minimum(absolute, relative), np.inf)
+
+
+def course_before_nonfinite(losses: Floats) -> Literal["loss_rose", "loss_steady"] | None:
+    """Return the course of the last finite losses; None if there are too few, or it is not clear."""
+    finite = losses[np.isfinite(losses)]
+    earlier, recent = finite[:-RECENT], finite[-RECENT:]
+    level = float(np.median(earlier)) if len(earlier) >= FEWEST else 0.0
+    if level <= 0:
+        return None
+    highest = float(recent.max())
+    return "loss_rose" if highest > ROSE * level else "loss_steady" if highest < STEADY * level else None
 
 
 def rate_explosion(losses: Floats, rule: Explosion, *, is_nonfinite: bool) -> int:

@@ -197,6 +197,12 @@ def rate_fall(decades: float, losses: Floats, progress: Progress) -> Severity:
     return "warning" if loss_fall > 0 else "critical"
 
 
+def knows_loss(losses: Floats, progress: Progress) -> bool:
+    """Return True if there is a loss before a fall and one of now, so that it can be held against the fall."""
+    before = progress.loss_level
+    return before is not None and before > 0 and _recent_loss(losses[-RECENT:], before) is not None
+
+
 def _is_plateau(losses: Floats, progress: Progress) -> bool:
     """Return True if the loss came down by more than it varies, and is not over its level at the gradients' best."""
     first, before = progress.loss_first, progress.loss_level

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES
+from gradcanary_server.rules import explosion, scale_drop
+from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
 from gradcanary_server.rules.state import RuleState
-from gradcanary_server.rules.types import SEVERITIES, Floats, Ints, Jump, Resolution, Transition, Votes
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
 
 _STATS = {
@@ -121,12 +122,33 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
     value = evidence.common_fall if rule == "scale_drop" else None
     since = int(state.of_run.since[RUN_RULES[rule].row, 0])
     jumps = _recent_jumps(state, since, evidence)
-    return Transition(evidence.step, rule, None, "fired", SEVERITIES[severity], since, value, jumps=jumps)
+    return Transition(
+        step=evidence.step,
+        rule=rule,
+        layer=None,
+        kind="fired",
+        severity=SEVERITIES[severity],
+        since_step=since,
+        value=value,
+        evidence=_run_evidence(rule, severity, state),
+        jumps=jumps,
+    )
+
+
+def _run_evidence(rule: str, severity: int, state: RuleState) -> Evidence | None:
+    """Return what is known of the loss: that there is none for a fall, or its course before it was not finite."""
+    if rule == "nonfinite":
+        return explosion.course_before_nonfinite(state.losses)
+    is_unknown = severity == WARNING and not scale_drop.knows_loss(state.losses, state.progress)
+    return "no_loss" if is_unknown else None
 
 
 def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
     signal = [signal for signal in RULES[rule] if state.scores.firing[signal.row, layer]][-1]
     value, siblings = evidence.of_layer(rule, layer)
+    baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
+    if signal.row == SPORADIC:
+        value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)
     since = int(state.scores.since[signal.row, layer])
     return Transition(
         step=evidence.step,
@@ -136,7 +158,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         severity=SEVERITIES[severity],
         since_step=since,
         value=value,
-        baseline=None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0],
+        baseline=baseline,
         siblings=siblings,
         evidence=signal.evidence,
         jumps=_recent_jumps(state, since, evidence),

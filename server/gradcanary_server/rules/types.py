@@ -39,6 +39,9 @@ Evidence = Literal[
     "all_zeros",
     "no_step",
     "lost_rank",
+    "no_loss",
+    "loss_rose",
+    "loss_steady",
 ]
 Resolution = Literal["recovered", "layer_gone", "resumed", "rebaselined", "rule_changed"]
 
@@ -124,8 +127,9 @@ class Transition:
     """A layer (None: the whole run) began to fire for a rule, got a higher severity while firing, or resolved.
 
     ``step`` is the observation that decided it, ``since_step`` the first bad observation of that count; ``value``,
-    ``baseline`` and ``siblings`` are its evidence, None where the rule has none. ``jumps`` are the jumps of learning
-    rates shortly before.
+    ``baseline`` and ``siblings`` are its evidence, None where the rule has none. Of a layer that seldom has a gradient
+    (``sporadic``) value and baseline are sampled steps: those without one, and the most from one gradient to the next.
+    ``jumps`` are the jumps of learning rates shortly before.
     """
 
     step: int

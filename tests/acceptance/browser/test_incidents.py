@@ -53,7 +53,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     expect(page.locator(".row")).to_have_count(1)
     assert page.url.endswith("/incidents?run=WOKEN&severity=critical")
     page.get_by_label("State").select_option("resolved")
-    expect(page.locator("#incidents-listed")).to_have_text("No incident is like that. See all")
+    expect(page.locator("#incidents-listed")).to_have_text("No incidents match these filters. See all")
     page.go_back()
     expect(page.get_by_label("State")).to_have_value("")
     row(page, number).get_by_role("link", name=f"#{number} collapse").click()
@@ -119,8 +119,8 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
 
     dialog = ask(page, "ack", number)
     dialog.locator("summary").click()
-    expect(dialog).to_contain_text("This incident closes as “new baseline”")
-    dialog.get_by_role("button", name="Yes, learn a new baseline").click()
+    expect(dialog).to_contain_text("The incident closes as “new baseline”")
+    dialog.get_by_role("button", name="Accept and close incident").click()
     expect(card).to_contain_text("new baseline")
     session.post_batch(11, stream.batch(220, 260)).raise_for_status()
     page.get_by_role("link", name="Incidents", exact=True).click()
@@ -130,7 +130,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
 
 def test_the_list_follows_what_happens(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{shared.url}/incidents?run=just-now")
-    expect(page.locator("#incidents-listed")).to_have_text("No incident is like that. See all")
+    expect(page.locator("#incidents-listed")).to_have_text("No incidents match these filters. See all")
     Session(shared.url, run="just-now").send(Stream(collapsed(160, 24, (0, 2), 130)))
     expect(page.locator(".row")).to_have_count(1)
     [found] = shared.get("/api/v1/incidents", run="just-now").json()["incidents"]

@@ -185,7 +185,7 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     runs.fill("lora-*")
     expect(plan).to_contain_text("Would silence 2 open incidents. 2 runs have such a name.")
     page.get_by_label("Rule").select_option("explosion")
-    expect(plan).to_contain_text("Would silence no open incident now.")
+    expect(plan).to_contain_text("No open incident would be silenced right now.")
     page.get_by_label("Rule").select_option("collapse")
     page.get_by_role("button", name="names with a regex").click()
     page.get_by_label("Which").fill("(blocks")
@@ -236,7 +236,9 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     expect(card).to_have_count(1)
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Yes, end it").click()
-    expect(page.locator("#silence-answer")).to_contain_text("is over: what is still true is told")
+    expect(page.locator("#silence-answer")).to_contain_text(
+        "is over: one notification is sent for each incident still open"
+    )
     expect(page.locator("#silence-list")).to_contain_text("Nothing is silenced")
     assert place.api.get("/api/v1/silences").json() == {"silences": []}
 
@@ -408,7 +410,7 @@ def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
     httpx.get(f"{place.url}/api/v1/runs", headers={"authorization": f"Bearer {secret}"}, trust_env=False)
     expect(page.locator(".listed").filter(has_text="newer")).to_have_count(2)
     expect(page.get_by_role("button", name="Revoke it")).to_have_count(1)
-    expect(wall).to_contain_text("Who uses wall <b> is let in no more")
+    expect(wall).to_contain_text("Clients with wall <b> are refused within seconds")
     wall.get_by_role("button", name="No").click()
     expect(wall.get_by_role("button", name="Revoke it")).to_have_count(0)
     wall.locator("summary").press("Enter")

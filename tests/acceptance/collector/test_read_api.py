@@ -432,7 +432,10 @@ def test_csv_of_some_layers_may_hold_several_stats(session):
     assert (
         np.float32(rows[0][2:]) == np.float32([absmax[2, 2], absmax[2, 2] * 3, absmax[2, 0], absmax[2, 0] * 3])
     ).all()
-    assert httpx.get(url, params={"stat": "weight_norm"}).text == "step,time,a,b,'=c,2\n"
+    assert (
+        httpx.get(url, params={"stat": "weight_norm"}).text
+        == "step,time,weight_norm a,weight_norm b,weight_norm =c,weight_norm 2\n"
+    )
     for wrong, status in (({"stat": "nonsense"}, 422), ({"layer": "d"}, 404), ({"layer": "1", "match": "("}, 422)):
         answer = httpx.get(url, params=wrong)
         assert answer.status_code == status

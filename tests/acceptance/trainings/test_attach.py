@@ -188,7 +188,7 @@ def test_attach_without_a_collector_is_reported(joined: Training, typed: Typed, 
     assert status == 0
     assert re.match(
         f"left process {joined.pid}, run alone: the collector did not take everything in time; "
-        "\\d+ steps and the end are kept: gradcanary sync /.*spool\n",
+        "\\d+ sampled steps and the end are kept: gradcanary sync /.*spool\n",
         out,
     )
     assert joined.is_as(untouched)

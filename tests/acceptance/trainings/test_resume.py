@@ -31,7 +31,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, url: str, first: i
 def exported(collector: Collector) -> Norms:
     rows = csv.DictReader(io.StringIO(collector.get(f"/api/v1/runs/{RUN}/export.csv", stat="norm").text))
     return {
-        (int(row["step"]), name): float(value)
+        (int(row["step"]), name.removeprefix("norm ")): float(value)
         for row in rows
         for name, value in row.items()
         if name not in ("step", "time") and value

@@ -71,7 +71,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_a_training_that_ended_alone_says_what_to_type(ended):
     folder, errors = ended
     last = errors.strip().splitlines()[-1]
-    assert f"{STEPS} steps and the end are kept: gradcanary sync {folder / files(folder)[0]}" in last
+    assert f"{STEPS} sampled steps and the end are kept: gradcanary sync {folder / files(folder)[0]}" in last
     assert len(files(folder)) == 1
     assert (folder / files(folder)[0]).stat().st_mode & 0o077 == 0
 
@@ -145,7 +145,7 @@ def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):
 def test_sync_delivers_as_if_nothing_had_happened(left, collector, undisturbed):
     done = synced(left, "--url", collector.url)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{STEPS} steps sent to {collector.url}" in done.stdout
+    assert f"{STEPS} sampled steps sent to {collector.url}" in done.stdout
     assert (kept(collector), next_seq(collector)) == undisturbed
     assert files(left) == []
     again = synced("--url", collector.url)  # the folder is where trainings put it
@@ -240,7 +240,7 @@ def test_sync_without_a_collector(left):
     done = synced(left)  # the address is the training's
     assert done.returncode == 1
     assert f"no collector at {NOBODY}" in done.stderr
-    assert f"{STEPS} steps left in" in done.stdout
+    assert f"{STEPS} sampled steps left in" in done.stdout
     assert before == contents(left)
 
 
@@ -265,11 +265,11 @@ def test_a_collector_that_does_not_answer_is_tried_with_one_session_and_the_othe
     total, *said, last = done.stdout.splitlines()
     assert total == "5 sessions to send"
     assert said == [
-        f"{number} of 5: {STEPS} steps left in {left / name}: {url} {why}"
+        f"{number} of 5: {STEPS} sampled steps left in {left / name}: {url} {why}"
         for number, (name, url) in enumerate(zip(names, [NOBODY, *[nobody.url] * 3], strict=True), 1)
     ]
     assert last.startswith("5 of 5: ")
-    assert last.endswith(f"{STEPS} steps sent to {collector.url}")
+    assert last.endswith(f"{STEPS} sampled steps sent to {collector.url}")
     assert (done.stderr.count(NOBODY), done.stderr.count(nobody.url)) == (1, 1)
 
 

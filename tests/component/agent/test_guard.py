@@ -373,7 +373,7 @@ def assert_undisturbed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     bare.steps(30)
     assert all(map(torch.equal, training.model.parameters(), bare.model.parameters()))
     assert watch._session.guard.caught == 0
-    assert "30 steps and the end are kept" in capsys.readouterr().err
+    assert "30 sampled steps and the end are kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", RUBBISH)
@@ -409,7 +409,7 @@ def test_training_is_undisturbed_by_slow_answers_and_data_is_kept(
             training.steps(15)
             watch.close(timeout_s=0.5)
     assert watch._session.guard.caught == 0
-    assert "30 steps and the end are kept" in capsys.readouterr().err
+    assert "30 sampled steps and the end are kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("who", ["hangs", "nobody"])

@@ -9,7 +9,7 @@ import pytest
 AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
-    "wire remedies remedy_texts settings identity guard facts notices terminal environment",
+    "wire wording remedies remedy_texts settings identity guard facts notices terminal environment",
     "model",
     "hooks",
     "stats",

@@ -56,11 +56,11 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def fill(endpoints: Sequence[Endpoint], url: str, *, may: bool) -> dict[str, Any]:
     """Return the contents of the page of all endpoints; ``url`` is the collector's address."""
-    words = "Nobody is told of incidents: they are on these pages only. Make an endpoint below, and send it a test."
+    words = "No endpoints yet: incidents appear only on these pages. Add one below and send a test."
     line = f"gradcanary endpoints add https://hooks.example/gradcanary --url {url}"
-    nobody = [html.P(words), *elements.terminal(line)]
+    none = [html.P(words), *elements.terminal(line)]
     return {
-        "endpoint-list": [_entry(each) for each in endpoints] or nobody,
+        "endpoint-list": [_entry(each) for each in endpoints] or none,
         **settings_frame.rights(ALL, may=may),
     }
 
@@ -116,7 +116,7 @@ def _doing(contents: Mapping[str, Any]) -> html.Section:
     """Return what can be done with an endpoint as it is."""
     rotated = "The next messages are signed with a new secret, for 24 hours with the old one, too. It is shown once."
     removed = (
-        "It is told nothing more, and its address and secret are forgotten. What it was told stays with incidents."
+        "It gets no more messages, and its address and secret are deleted. Earlier messages stay with their incidents."
     )
     rotate = forms.button("Make a new secret", "endpoint-rotate-do", tone="danger")
     remove = forms.button("Delete it", "endpoint-delete-do", tone="danger")

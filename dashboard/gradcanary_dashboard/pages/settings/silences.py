@@ -62,7 +62,7 @@ def fill(
     """Return the contents; ``audit`` is the log of what people changed, None for those who may not see it, ``runs``
     and ``rules`` are names to offer, ``url`` is the collector's address; who signed in need not say a name.
     """
-    words = "Nothing is silenced: everybody is told of everything. Silence an incident from its page, or here."
+    words = "Nothing is silenced: all notifications are sent. Silence an incident from its page, or here."
     none = [html.P(words), *elements.terminal(f"gradcanary silence --run 'lora-*' --for 8h --url {url}")]
     return {
         "silence-list": static.drawn([_entry(each) for each in silences] or none),
@@ -131,7 +131,9 @@ def _entry(silence: Mapping[str, Any]) -> html.Article:
         },
     )
     really = forms.telling("Yes, end it", ENDED, number, tone="danger")
-    end = forms.asking("End now", f"End silence {number}? What is still true is told then.", really)
+    end = forms.asking(
+        "End now", f"End silence {number}? One notification is sent for each incident still open.", really
+    )
     return html.Article(
         html.Div([settings_frame.facts(known), html.Div([move, end], className="deeds")], className="with-button"),
         className="listed",

@@ -73,7 +73,7 @@ def _entry(token: Mapping[str, Any]) -> html.Article:
         ("Last used", elements.moment(token["last_used"]) or "never"),
         ("Ends", elements.moment(token["expires"]) if is_active and token["expires"] else None),
     ]
-    question = f"Who uses {token['name']} is let in no more, within seconds; web sessions that began with it end, too."
+    question = f"Clients with {token['name']} are refused within seconds. Browser sessions signed in with it end too."
     really = forms.telling("Revoke it", REVOKED, token["id"], tone="danger")
     rest = [forms.asking("Revoke", question, really)] if is_active else []
     return html.Article(

@@ -175,7 +175,7 @@ def test_a_process_that_ends_alone_leaves_everything_and_says_where(spool_folder
         assert (left.steps, left.progress, left.made) == (20, Progress(), 20)
         assert left.ending == b'{"state":"finished","last_step":19,"error":null}'
     said = capsys.readouterr().err
-    assert f"20 steps and the end are kept: gradcanary sync {path}\n" in said
+    assert f"20 sampled steps and the end are kept: gradcanary sync {path}\n" in said
 
 
 def test_the_end_alone_is_kept_too(spool_folder, capsys):
@@ -187,7 +187,7 @@ def test_the_end_alone_is_kept_too(spool_folder, capsys):
         watch.close(timeout_s=0.5)
         assert collector.steps() == list(range(10))
     assert len(spools(spool_folder)) == 1
-    assert "0 steps and the end are kept" in capsys.readouterr().err
+    assert "0 sampled steps and the end are kept" in capsys.readouterr().err
 
 
 def test_a_watch_without_a_step_leaves_nothing(spool_folder, capsys):

@@ -39,7 +39,7 @@ def test_three_hundred_layers_are_one_row_with_three_hundred_members(store):
         359,
         340,
     )
-    assert read(store, text.current_summary, row) == "All 300 layers fell from 3e-3 to 6e-7 at step 340."
+    assert read(store, text.current_summary, row) == "All 300 layers fell from 0.0031 to 6.1e-7 at step 340."
     assert len(store.rows(select(incident_layer))) == 300
 
 

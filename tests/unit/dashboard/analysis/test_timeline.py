@@ -30,7 +30,7 @@ def test_the_story_of_an_incident_is_told_in_its_order() -> None:
         "on call: opened, delivered",
         "Acked by ada: restarting",
         "Opened again, for the 2nd time",
-        "Over at step 900: recovered",
+        "Resolved at step 900: recovered",
         "h.example: resolved, expired: not delivered in time",
     ]
     said = str(incident_page.fill(told)["incident-story"])

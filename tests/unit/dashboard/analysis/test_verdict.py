@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradcanary_dashboard.address.run import View
-from gradcanary_dashboard.analysis.verdict import Verdict, of_layer, verdict
+from gradcanary_dashboard.analysis.verdict import NO_STEP, Verdict, of_layer, verdict
 from gradcanary_dashboard.components import incident_card, notes
 from support.api_answers import incident, layer, run, session, text_of
 
@@ -22,7 +22,7 @@ def test_the_end_of_a_run_is_no_recovery() -> None:
 
 def test_a_recovered_run_is_quiet() -> None:
     said = verdict(run(below_threshold=1))
-    assert said == Verdict("quiet", "No open incident in 2 layers, 1 of them low")
+    assert said == Verdict("quiet", "No open incident in 2 layers; small, but not falling: 1")
 
 
 def test_a_crash_is_not_quiet() -> None:
@@ -59,7 +59,7 @@ def test_a_run_without_a_step_waits() -> None:
 @pytest.mark.parametrize("layers", [0, 2])
 def test_a_run_that_ended_without_a_step_does_not_wait(layers: int) -> None:
     ended = verdict(run(state="finished", step=None, layers=layers))
-    assert ended == Verdict("information", "The training finished without a step")
+    assert ended == Verdict("information", NO_STEP)
     assert verdict(run(state="crashed", step=None, layers=layers)) == Verdict("warning", "The training crashed")
     for state in ("live", "stale", "silent"):
         assert verdict(run(state=state, step=None, layers=layers)).tone == "waiting"

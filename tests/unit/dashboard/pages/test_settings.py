@@ -230,13 +230,13 @@ def test_silence_preview_counts_and_names_incidents() -> None:
     many = [found(number) for number in range(1, silence_form.PREVIEWED + 4)]
     said = text_of(silence_form.preview({"runs": 3, "incidents": many}))
     assert "Would silence 8 open incidents" in said
-    assert "3 runs have such a name." in said
+    assert "Matches 3 runs." in said
     assert said.count("/incidents/") == silence_form.PREVIEWED
     assert "and 3 more" in said
     assert " scale drop in fell, 1 of 2 layers" in text_of(
         silence_form.preview({"runs": 1, "incidents": [found(1, members=1)]})
     )
-    assert "1 run has such a name." in text_of(silence_form.preview({"runs": 1, "incidents": []}))
+    assert "Matches 1 run." in text_of(silence_form.preview({"runs": 1, "incidents": []}))
     assert "No run has such a name so far." in text_of(silence_form.preview({"runs": 0, "incidents": []}))
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gradcanary import remedies, wire
 from gradcanary_server.incidents import causes, text
@@ -46,15 +44,15 @@ def lora_a(blocks):
 def test_a_fall_names_layers_values_and_when_it_began():
     changes = [fired(number, step=12_359, since=12_340 + number % 3) for number in lora_a((7, 8, 9))]
     said = sentence(*changes, names=BLOCKS)
-    assert said == "9 of 60 layers (lora_A in blocks.7-9) fell from 3e-3 to 6e-7 at step 12,340."
-    assert headline(*changes, names=BLOCKS) == "9 of 60 layers collapsed at step 12,340"
+    assert said == "9 of 60 layers (lora_A in blocks.7-9) fell from 0.0031 to 6.1e-7 at steps 12,340 to 12,342."
+    assert headline(*changes, names=BLOCKS) == "9 of 60 layers collapsed at steps 12,340 to 12,342"
 
 
 def test_several_kinds_of_evidence_are_told_apart():
     far = Transition(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
     said = sentence(fired(0), far)
     assert said == (
-        "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 3e-3 to 6e-7 at step 340; 1 more "
+        "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 0.0031 to 6.1e-7 at step 340; 1 more "
         "(blocks.1.attn.lora_A.weight) has much smaller gradients than similar layers: 1e-9 instead of 2e-4, since "
         "step 340 at the latest."
     )
@@ -63,8 +61,8 @@ def test_several_kinds_of_evidence_are_told_apart():
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ("threshold", "went under the threshold given for it"),
-        ("joined_late", "was already at 6e-7 when the run was joined"),
+        ("threshold", "went under the threshold given for it (largest gradient 6.1e-7) at step 340"),
+        ("joined_late", "was already low (largest gradient 6.1e-7) when the run was joined"),
     ],
 )
 def test_weaker_evidence_claims_no_fall(evidence, words):
@@ -74,9 +72,9 @@ def test_weaker_evidence_claims_no_fall(evidence, words):
 @pytest.mark.parametrize(
     ("severity", "words"),
     [
-        ("information", "and the loss came down with them"),
-        ("warning", "or the loss is not known"),
-        ("critical", "did not fall"),
+        ("information", "and the loss came down, too"),
+        ("warning", "the loss did not fall enough to explain it"),
+        ("critical", "and the loss did not fall"),
     ],
 )
 def test_a_scale_drop_says_what_the_loss_did(severity, words):
@@ -90,7 +88,8 @@ def test_nonfinite_names_loss_and_gradients():
     gradient = fired(7, rule="nonfinite", evidence=None, since=501, step=501)
     assert sentence(loss) == "The loss became NaN or infinite at step 500."
     assert sentence(loss, gradient) == (
-        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at step 500."
+        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at steps "
+        "500 to 501."
     )
     assert headline(gradient) == "the gradient of 1 of 300 layers became NaN or infinite at step 501"
 
@@ -98,21 +97,27 @@ def test_nonfinite_names_loss_and_gradients():
 @pytest.mark.parametrize(
     ("rule", "evidence", "value", "few", "words"),
     [
-        ("explosion", None, 5.0, "exploded", "went up from 3e-3 to 5"),
-        ("vanished", "stopped", None, "without a gradient", "in nearly every step, and none since"),
-        ("vanished", "stopped", 0.0, "without a gradient", "in nearly every step, and exact zeros since"),
-        ("vanished", "sporadic", None, "without a gradient", "none for longer than ever before"),
+        ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
+        ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
+        ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
+        ("vanished", "sporadic", 400.0, "has had no gradient", "and then none in 400, since step 340"),
         ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
         ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
-        ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of its gradient"),
+        ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
-        ("accumulator", "declared", None, "summed in low precision", "another dtype than the configuration asks for"),
-        ("frozen", "forecast", None, "too coarse for small updates", "too coarse for small updates"),
-        ("frozen", "measured", 0.9, "with weights that stand still", "90% did not move in fifty steps or more"),
-        ("frozen", "stopped", 0.95, "with weights that stand still", "moved, and now 95% of its weights did not"),
-        ("fp16_underflow", "no_scaler", None, "go to zero", "without a GradScaler"),
-        ("fp16_underflow", "zeros", 0.5, "go to zero", "50% exact zeros"),
-        ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95% exact zeros"),
+        (
+            "accumulator",
+            "declared",
+            None,
+            "summed in another dtype than declared",
+            "another dtype than the configuration asks for",
+        ),
+        ("frozen", "forecast", None, "is too coarse for small updates", "too coarse for small updates"),
+        ("frozen", "measured", 0.9, "has weights that stand still", "90 % did not move in fifty steps or more"),
+        ("frozen", "stopped", 0.95, "has weights that stand still", "moved, and now 95 % of its weights did not"),
+        ("fp16_underflow", "no_scaler", None, "has float16 gradients without a GradScaler", "without a GradScaler"),
+        ("fp16_underflow", "zeros", 0.5, "go to zero", "50 % exact zeros"),
+        ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95 % exact zeros"),
         ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
     ],
 )
@@ -123,7 +128,7 @@ def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value
     assert said.startswith("1 of 300 layers (blocks.0.attn.lora_A.weight) ")
     assert said.endswith("step 340.") or "at step 340" in said or "since step 340" in said
     assert few in headline(change)
-    assert headline(change).endswith("at step 340")
+    assert headline(change).endswith(("at step 340", "since step 340"))
 
 
 @pytest.mark.parametrize(
@@ -165,30 +170,6 @@ def test_the_end_is_told():
     assert text.sentence(ended, case.members, {}).endswith("The run ended at step 1,000 without a recovery.")
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (3.1e-3, "3e-3"),
-        (9.6e-4, "1e-3"),
-        (0.0512, "0.051"),
-        (120.0, "120"),
-        (2.5e5, "2.5e5"),
-        (1.5e-3, "1.5e-3"),
-        (1.5e-7, "1.5e-7"),
-        (-1.5e-3, "-1.5e-3"),
-        (0.0, "exactly 0"),
-        (None, "an unknown value"),
-    ],
-)
-def test_numbers_are_written_as_people_write_them(value, words):
-    assert text.format_number(value) == words
-
-
-@given(st.floats(1e-30, 1e30))
-def test_numbers_are_within_5_percent_of_the_value(value):
-    assert float(text.format_number(value)) == pytest.approx(value, rel=0.0501)
-
-
 def test_sentences_name_no_number_of_the_default_rules():
     """``rare_factor`` is set in rules.yaml, and an agent that samples each 100th step counts 100 steps, not fifty."""
     words = [part for each in text.WORDS.values() for part in each]
@@ -207,13 +188,34 @@ def test_loss_of_a_sum_is_the_measured_one():
     assert "25 % for 512 similar ones" in remedies.CAUSES["low_precision_sum"].text
 
 
-@pytest.mark.parametrize("framework", [None, *remedies.FRAMEWORKS])
-def test_fix_changes_no_training(framework):
+FIXES = {
+    (code, framework): remedies.fix(code, framework) for code in remedies.CAUSES for framework in remedies.FRAMEWORKS
+}
+
+FITS = {
+    r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
+    "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip",
+    r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
+}
+"""What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
+
+
+@pytest.mark.parametrize("pattern", FITS)
+def test_a_fix_fits_its_cause(pattern):
     """Code to copy shows what is set, or repairs the cause; it trains no other model by another method."""
-    for code in remedies.CAUSES:
-        fix = remedies.fix(code, framework).code or ""
-        assert "loraplus" not in fix
-        assert "--train_text_encoder" not in fix
+    found = {code for (code, _), fix in FIXES.items() if re.search(pattern, f"{fix.text}\n{fix.code}")}
+    assert found <= set(FITS[pattern].split())
+
+
+def test_a_fix_speaks_of_adapters_where_there_are_some():
+    found = {framework for (_, framework), fix in FIXES.items() if re.search("lora|LoRA|adapter", fix.text + fix.code)}
+    assert found <= {"peft", "diffusers"}
+    assert [code for code in remedies.CAUSES if "loraplus" in FIXES[code, "peft"].code] == []
+
+
+def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
+    assert {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)} == {"scaled_clip"}
 
 
 def test_printed_groups_need_no_weight_decay():

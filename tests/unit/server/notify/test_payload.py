@@ -47,7 +47,7 @@ def test_a_message_has_the_documented_shape():
     assert data["counts"] == {"firing": 3, "ever": 3, "layers": 10}
     assert data["worst"][0] == {"name": "blocks.7.attn.lora_A", "since_step": 340, "value": 6.1e-7, "baseline": 3.1e-3}
     assert data["prefixes"] == ["blocks.7-9.attn.lora_A"]
-    assert data["summary"] == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 3e-3 to 6e-7 at step 340."
+    assert data["summary"] == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 0.0031 to 6.1e-7 at step 340."
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -1,0 +1,307 @@
+"""Each claim of a headline and a sentence is held against the incident, by a reader that parses the text.
+
+The reader shares no code with the writer: it knows what the words mean, and reads counts, steps and values back.
+"""
+
+import re
+from collections.abc import Sequence
+from statistics import median
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gradcanary_server.incidents import text
+from gradcanary_server.incidents.lifecycle import Incident, Member
+from gradcanary_server.rules.signals import RULES
+from gradcanary_server.rules.types import SEVERITIES
+
+NAMES = dict(enumerate("abcdefghijkl"))
+Members = dict[int | None, Member]
+
+SUBJECT = re.compile(r"(?:(\d+) of (\d+) layers?|all (\d+) layers|(the only layer)|(\d+) more)(?: \(([a-l][^)]*)\))?")
+STEPS = re.compile(r"(?:at|since) steps? ([\d,]+)(?: to ([\d,]+))?")
+NUMBER = r"(-?[\d,.]+(?:e-?\d+)?)"
+FROM_TO = re.compile(rf"from {NUMBER} to {NUMBER}( \(medians\))?")
+UP_TO = re.compile(rf"(?:fell|went up) to {NUMBER}( \(median\))? at")
+LARGEST = re.compile(rf"\((median )?largest gradient {NUMBER}\)")
+INSTEAD = re.compile(rf": {NUMBER} instead of {NUMBER}( \(medians\))?")
+SHARE = re.compile(r"(\d[\d.]*) %( \(median\))?")
+IDLE = re.compile(r"at least every ([\d,]+) sampled steps, and then none in ([\d,]+)")
+
+MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
+    ("collapse", "fall"): ("collapsed", r"fell (from|to|at) "),
+    ("collapse", "threshold"): ("under the threshold", "under the threshold given for"),
+    ("collapse", "siblings"): ("than similar layers", "than similar layers"),
+    ("collapse", "joined_late"): ("already low when the run was joined", "already low .*when the run was joined"),
+    ("nonfinite", "loss"): ("^the loss became NaN or infinite", "^The loss became NaN or infinite"),
+    ("nonfinite", "both"): ("^the loss became NaN or infinite", "^The loss and the gradients? of .* became NaN"),
+    ("nonfinite", None): ("^the gradients? of .* became NaN", "^The gradients? of .* became NaN"),
+    ("explosion", None): ("exploded", "went up (from|to|at) "),
+    ("vanished", "stopped"): ("had no gradient", "had gradients before, and"),
+    ("vanished", "sporadic"): ("had no gradient", "had a gradient (now and then|at least every)"),
+    ("vanished", "never"): ("had no gradient", "watched had (only gradients of exactly zero|no gradient) "),
+    ("vanished", "by_script"): ("frozen by the script", "the script froze"),
+    ("unused", None): ("never had a gradient", "trainable and never had a gradient"),
+    ("accumulation_loss", None): ("lost gradient while summing", "lost .* of (its|their) gradient while"),
+    ("accumulator", "low_precision_sum"): ("summed in low precision", "summed over micro-steps in low precision"),
+    ("accumulator", "declared"): ("another dtype than declared", "another dtype than the configuration asks for"),
+    ("frozen", "forecast"): ("too coarse", "too coarse"),
+    ("frozen", "measured"): ("stand still", "weights of which"),
+    ("frozen", "stopped"): ("stand still", "moved, and now"),
+    ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
+    ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
+    ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
+    ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
+    ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
+    ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
+    ("scale_drop", "no_loss"): ("all gradients fell together", "no loss is known"),
+    ("scale_drop", "critical"): ("all gradients fell together", "and the loss did not fall"),
+    ("silent", None): ("nothing heard since step", "Nothing was heard .* its last step was"),
+    ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),
+    ("stalled", None): ("no new step since step", "no step since step"),
+    ("stalled", "no_step"): ("no new step since its start", "no step since its start"),
+}
+"""What a reader recognizes each template by, in a headline and in a sentence; a new template needs its line here."""
+
+COUNTED = {key: words for key, words in MEANINGS.items() if key[0] in RULES and key[1] not in ("loss", "both")}
+
+
+def value_of(written: str) -> float:
+    return float(written.replace(",", ""))
+
+
+def means(written: str, true: float) -> bool:
+    """Return True if a written number is a value to two digits."""
+    return value_of(written) == pytest.approx(true, rel=0.051, abs=0)
+
+
+def check_subject(subject: re.Match[str], count: int, total: int) -> None:
+    some, of, every, only, more, _ = subject.groups()
+    if only:
+        assert count == total == 1
+    elif every:
+        assert int(every) == count == total > 1
+    elif some:
+        assert (int(some), int(of)) == (count, total)
+        assert count < total
+    else:
+        assert int(more) == count
+
+
+def check_steps(clause: str, members: Sequence[Member]) -> None:
+    found = STEPS.search(clause)
+    assert found is not None, clause
+    steps = [member.since_step for member in members]
+    assert value_of(found[1]) == min(steps), clause
+    assert (value_of(found[2]) if found[2] else min(steps)) == max(steps), clause
+
+
+def check_values(clause: str, members: Sequence[Member]) -> None:
+    pairs = [(each.baseline, each.value) for each in members if None not in (each.baseline, each.value)]
+    values = [each.value for each in members if each.value is not None]
+    is_rise = "went up" in clause
+    if found := FROM_TO.search(clause):
+        pairs = [(before, now) for before, now in pairs if (now > before if is_rise else now < before)]
+        assert means(found[1], median(before for before, _ in pairs)), clause
+        assert means(found[2], median(now for _, now in pairs)), clause
+        assert bool(found[3]) == (len(set(pairs)) > 1), clause
+    if found := UP_TO.search(clause):
+        kept = [value for value in values if value > 0] if is_rise else values
+        assert means(found[1], median(kept)), clause
+        assert bool(found[2]) == (len(set(kept)) > 1), clause
+    if found := LARGEST.search(clause):
+        assert means(found[2], median(values)), clause
+        assert bool(found[1]) == (len(set(values)) > 1), clause
+    if found := INSTEAD.search(clause):
+        apart = [(each.value, each.siblings) for each in members if None not in (each.value, each.siblings)]
+        apart = [(now, others) for now, others in apart if now < others]
+        assert means(found[1], median(now for now, _ in apart)), clause
+        assert means(found[2], median(others for _, others in apart)), clause
+    if found := SHARE.search(clause):
+        assert value_of(found[1]) == pytest.approx(100 * median(values), rel=0.06, abs=0.01), clause
+        assert bool(found[2]) == (len(set(values)) > 1), clause
+    if found := IDLE.search(clause):
+        spans = [(before, now) for before, now in pairs if now]
+        assert value_of(found[1]) == pytest.approx(max(before for before, _ in spans), abs=0.5), clause
+        assert value_of(found[2]) == pytest.approx(min(now for _, now in spans), abs=0.5), clause
+    if re.search(r"\bonly gradients of exactly zero|and exact zeros since", clause):
+        assert {each.value for each in members} == {0.0}, clause
+    if re.search(r"had no gradient since|and none since", clause):
+        assert "never" in clause or None in {each.value for each in members} or 0.0 not in values, clause
+
+
+def check_agreement(clause: str, count: int) -> None:
+    wrong = "are|were|have|their|them|gradients of \\d" if count == 1 else "is|was|has|its|it|gradient of \\d"
+    told = re.sub(
+        r"\([^)]*\)|float16 gradients that had|similar layers|while it was|the run was|gradients (before|in)",
+        "",
+        clause,
+    )
+    assert not re.search(rf"\b({wrong})\b", told), clause
+
+
+def check_layers(incident: Incident, members: Members) -> set[tuple[str, str | None]]:
+    """Hold the clauses about layers against the members; return the templates that were found."""
+    told = text.sentence(incident, members, NAMES)
+    body = told.rsplit(". ", 1)[0] if ". " in told else told.removesuffix(".")
+    left = {kind: [each for each in members.values() if each.evidence == kind] for _, kind in COUNTED}
+    left = {kind: each for kind, each in left.items() if each}
+    used = set()
+    for clause in body.split("; "):
+        kinds = [kind for rule, kind in COUNTED if rule == incident.rule and kind in left]
+        kinds = [kind for kind in kinds if re.search(COUNTED[incident.rule, kind][1], clause)]
+        assert kinds, clause
+        known = left.pop(kinds[0])
+        subject = SUBJECT.search(clause) or SUBJECT.search(clause[0].lower() + clause[1:])
+        assert subject is not None, clause
+        check_subject(subject, len(known), incident.layers)
+        check_steps(clause, known)
+        check_values(clause, known)
+        check_agreement(clause, len(known))
+        used.add((incident.rule, kinds[0]))
+    assert not left, told
+    return used
+
+
+def check_headline(incident: Incident, members: Members) -> None:
+    told = text.headline(incident, members)
+    counted = [each for each in members.values() if incident.state == "resolved" or each.until_step is None]
+    main, _, rest = told.partition("; ")
+    kinds = {kind for rule, kind in COUNTED if rule == incident.rule and re.search(COUNTED[rule, kind][0], main)}
+    subject = SUBJECT.search(main)
+    assert subject is not None, told
+    candidates = [[each for each in counted if each.evidence == kind] for kind in kinds]
+    others = int(rest.removesuffix(" more by other evidence")) if rest else 0
+    fitting = [each for each in candidates if each and len(each) + others == len(counted)]
+    assert any(fits(subject, main, known, incident.layers) for known in fitting), told
+
+
+def fits(subject: re.Match[str], main: str, known: Sequence[Member], total: int) -> bool:
+    try:
+        check_subject(subject, len(known), total)
+        check_steps(main, known)
+        check_agreement(main, len(known))
+    except AssertionError:
+        return False
+    return True
+
+
+def check_ending(incident: Incident, members: Members) -> None:
+    told = text.sentence(incident, members, NAMES)
+    open_ones = sum(each.until_step is None for each in members.values())
+    found = re.search(r"(\d+) of them (has|have) not recovered\.$", told)
+    if incident.state == "open":
+        assert bool(found) == (open_ones < len(members)), told
+        if found:
+            assert int(found[1]) == open_ones
+            assert found[2] == ("has" if open_ones == 1 else "have")
+        return
+    words = {"recovered": "Recovered", "run_finished": "The run ended", "layer_gone": "does not train"}
+    assert words[str(incident.resolution)] in told
+    assert f"at step {incident.resolved_step:,}" in told
+
+
+VALUES = st.none() | st.just(0.0) | st.floats(1e-12, 1e6)
+OF_RULE = {
+    "vanished": st.sampled_from([None, 0.0, 400.0]),
+    **dict.fromkeys(("accumulation_loss", "frozen", "fp16_underflow"), st.none() | st.floats(0, 1)),
+}
+"""Values that a rule judges, where they are no gradients: none, zero or a number of samples; and shares."""
+
+
+@st.composite
+def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
+    kinds = [kind for each, kind in COUNTED if each == rule]
+    total = draw(st.integers(1, len(NAMES)))
+    layers = draw(st.permutations(range(total)))[: draw(st.integers(1, total))]
+    state = draw(st.sampled_from(["open", "resolved"]))
+    values = OF_RULE.get(rule, VALUES)
+    shared = draw(values), draw(VALUES)
+    members: Members = {}
+    for place, layer in enumerate(layers):
+        value, baseline = shared if draw(st.booleans()) else (draw(values), draw(VALUES))
+        is_open = state == "open" and (place == 0 or draw(st.booleans()))
+        since = draw(st.sampled_from([340, 341, 12_340]))
+        kind = draw(st.sampled_from(kinds))
+        if rule == "vanished" and kind != "sporadic" and value:
+            value = None
+        until = None if is_open else since + 99
+        members[layer] = Member("warning", since, value, baseline, draw(VALUES), kind, until)
+    firing = sum(each.until_step is None for each in members.values())
+    began = min(each.since_step for each in members.values())
+    counts = {"layers": total, "firing": firing, "ever_firing": len(members)}
+    over = {} if state == "open" else {"resolution": draw(st.sampled_from(["recovered", "run_finished", "layer_gone"]))}
+    if over:
+        over |= {"resolved_step": 20_000, "resolved": 9.0}
+    return Incident(rule, 1, "warning", state, began + 19, 1.0, began, **counts, **over), members
+
+
+@pytest.mark.parametrize("rule", sorted({rule for rule, _ in COUNTED}))
+def test_every_claim_about_layers_is_true(rule: str) -> None:
+    used: set[tuple[str, str | None]] = set()
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(incidents(rule))
+    def check(drawn: tuple[Incident, Members]) -> None:
+        used.update(check_layers(*drawn))
+        check_headline(*drawn)
+        check_ending(*drawn)
+        assert not re.search(r"unknown|None|nan|[{}]", text.sentence(*drawn, NAMES) + text.headline(*drawn))
+
+    check()
+    assert used == {key for key in COUNTED if key[0] == rule}, "a template that no example used"
+
+
+def run_wide(rule: str, severity: str, **member: object) -> tuple[Incident, Members]:
+    incident = Incident(rule, 1, severity, "open", 500, 1_000_000.0, 480, 300)
+    fields = {"value": None, "baseline": None, "siblings": None, "evidence": None, **member}
+    return incident, {None: Member(severity, 480, **fields)}
+
+
+@given(st.sampled_from(SEVERITIES), st.none() | st.floats(0.5, 40), st.booleans())
+def test_every_claim_about_a_common_fall_is_true(severity: str, decades: float | None, is_known: bool) -> None:
+    evidence = None if is_known else "no_loss"
+    told = text.sentence(*run_wide("scale_drop", severity, value=decades, evidence=evidence), NAMES)
+    kind = "no_loss" if severity == "warning" and not is_known else severity
+    assert re.search(MEANINGS["scale_drop", kind][1], told)
+    assert sum(bool(re.search(MEANINGS["scale_drop", each][1], told)) for each in (*SEVERITIES, "no_loss")) == 1
+    found = re.search(rf"became (?:{NUMBER} times smaller|(exactly zero)) at step 480", told)
+    assert found is not None, told
+    if decades is None:
+        assert found[2]
+    else:
+        assert means(found[1], 10**decades)
+
+
+@pytest.mark.parametrize("key", [key for key in MEANINGS if key[0] in ("silent", "stalled")])
+def test_every_claim_about_an_absence_is_true(key: tuple[str, str | None]) -> None:
+    told = run_wide(key[0], "critical", value=600.0, evidence=key[1])
+    for words, meaning in zip((text.headline(*told), text.sentence(*told, NAMES)), MEANINGS[key], strict=True):
+        assert re.search(meaning, words), words
+        assert ("480" in words) == (key[1] is None)
+    assert "1970-01-12 13:36 UTC" in text.sentence(*told, NAMES), "ten minutes before it was noticed"
+
+
+@pytest.mark.parametrize("loss", [None, 500, 502])
+@pytest.mark.parametrize("layers", [(), (501,), (500, 503)])
+def test_every_claim_about_values_that_are_not_finite_is_true(loss: int | None, layers: tuple[int, ...]) -> None:
+    steps = {**({} if loss is None else {None: loss}), **dict(enumerate(layers))}
+    if not steps:
+        return
+    members = {each: Member("critical", since, None, None, None, None) for each, since in steps.items()}
+    counts = {"layers": 4, "firing": len(layers), "ever_firing": len(layers)}
+    incident = Incident("nonfinite", 1, "critical", "open", 510, 1.0, min(steps.values()), **counts)
+    kind = None if loss is None else "both" if layers else "loss"
+    told, head = text.sentence(incident, members, NAMES), text.headline(incident, members)
+    assert re.search(MEANINGS["nonfinite", kind][1], told)
+    assert re.search(MEANINGS["nonfinite", kind][0], head)
+    check_steps(told, list(members.values()))
+    check_steps(head, [members[None]] if None in members else list(members.values()))
+    if layers:
+        check_subject(SUBJECT.search(told), len(layers), 4)
+        assert ("gradients of" in told) == (len(layers) > 1)
+
+
+def test_every_template_has_a_reader() -> None:
+    assert set(MEANINGS) == set(text.WORDS)
