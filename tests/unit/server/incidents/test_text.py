@@ -195,7 +195,7 @@ FIXES = {
 FITS = {
     r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
     "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
-    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip tiny_clip",
     r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
 }
 """What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
@@ -215,7 +215,10 @@ def test_a_fix_speaks_of_adapters_where_there_are_some():
 
 
 def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
-    assert {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)} == {"scaled_clip"}
+    assert {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)} == {
+        "scaled_clip",
+        "tiny_clip",
+    }
 
 
 def test_printed_groups_need_no_weight_decay():
