@@ -51,17 +51,19 @@ def watch(
     norm_below: float | None = None,
     step: int | None = None,
     crash_message: bool = True,
+    environment: bool = True,
     on_alert: Callable[[Alert], None] | None = None,
 ) -> Watch:
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``crash_message`` can also be given as ``GRADCANARY_<NAME>``; arguments
+    before they exist. Settings from ``run`` to ``environment`` can also be given as ``GRADCANARY_<NAME>``; arguments
     come first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
     steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
     are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
     is the number of the next step of a resumed job. ``crash_message`` is False if the message of an exception that ends
-    the training must not be sent; its type and its last frames are.
+    the training must not be sent; its type and its last frames are. ``environment=False`` records no command, git
+    commit, host, GPUs, versions and scheduler's job.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -80,6 +82,7 @@ def watch(
         step=step,
         budget=budget,
         crash_message=crash_message,
+        environment=environment,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)

@@ -75,6 +75,24 @@ CAUSES: Mapping[str, Cause] = {
         "layers they are multiplied with.",
         "group_settings",
     ),
+    "weight_decay": Cause(
+        "Decoupled weight decay multiplies weights by 1 - lr * weight_decay in each step, whatever their gradients "
+        "are. Weights that it drives to zero leave no gradient to what they are multiplied with.",
+        "weight_decay",
+    ),
+    "momentum": Cause(
+        "With a momentum this close to 1 or above, old gradients are hardly forgotten: steps grow, and the weights "
+        "overshoot.",
+        "momentum",
+    ),
+    "rate_rose": Cause(
+        "A learning rate rose right before. Steps that large drive weights far away from where the loss was low.",
+        "rate_back",
+    ),
+    "tiny_clip": Cause(
+        "The clip leaves next to nothing of the gradients, so the optimizer has nothing to learn from.",
+        "clip_norm",
+    ),
     "unknown_fall": Cause(
         "Nothing else was reported around these steps that would explain it. What these layers are multiplied with may "
         "have become small: their inputs, weights behind them, or a gate. Or an activation or a softmax behind them "

@@ -104,7 +104,17 @@ _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the w
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
+_BACK = "Go back to a checkpoint before the change."
+_WEIGHT_DECAY = "Set the weight decay right: 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1. " + _BACK
+_MOMENTUM = "Set the momentum right: 0.9 to 0.99 is usual. " + _BACK
+_RATE_BACK = "Set the learning rate of that step right, in the schedule or where the script sets it. " + _BACK
+_CLIP_NORM = "Clip at a norm that only outliers reach: 1 is usual. Compare it with total_norm on the run's page."
+
 TEXTS: Mapping[str, str] = {
+    "weight_decay": _WEIGHT_DECAY,
+    "momentum": _MOMENTUM,
+    "rate_back": _RATE_BACK,
+    "clip_norm": _CLIP_NORM,
     "group_settings": _GROUPS,
     "flow": _FLOW,
     "whole_model": _WHOLE_MODEL,
@@ -130,6 +140,10 @@ TEXTS: Mapping[str, str] = {
 }
 
 CODE: Mapping[str, str] = {
+    "weight_decay": _PRINT_SETTINGS,
+    "momentum": _PRINT_SETTINGS,
+    "rate_back": _PRINT_SETTINGS,
+    "clip_norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     "whole_model": _PRINT_SETTINGS,
     "depth": _PRINT_GRADIENTS,
     "small": _PRINT_WEIGHTS,

@@ -33,7 +33,7 @@ INTERVALS = (1, 10, 100, 1000)
 class Settings:
     """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names;
     ``budget`` is the share of the time that "auto" keeps to; ``crash_message`` is False if the message of an exception
-    must not be sent."""
+    must not be sent, ``environment`` if command, code and machine are not recorded."""
 
     url: str
     run: str | None
@@ -46,6 +46,7 @@ class Settings:
     step: int | None
     budget: float = DEFAULT_BUDGET
     crash_message: bool = True
+    environment: bool = True
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
@@ -133,17 +134,16 @@ def _budget(given: float | str) -> float:
     return share
 
 
+def _flag(given: bool | str) -> bool:
+    if str(given).lower() not in ("0", "1", "false", "true"):
+        raise ValueError("it must be True or False, in the environment 1 or 0")
+    return str(given).lower() in ("1", "true")
+
+
 def _step(given: int | str) -> int:
     if isinstance(given, (bool, float)) or not 0 <= int(given) < 2**31:
         raise ValueError("it must be a whole number of steps, 0 or more")
     return int(given)
-
-
-def _flag(given: bool | str) -> bool:
-    words = {"1": True, "true": True, "0": False, "false": False}
-    if str(given).lower() not in words:
-        raise ValueError("it must be True or False, or 1 or 0 in the environment")
-    return words[str(given).lower()]
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -151,6 +151,7 @@ _DEFAULTS: dict[str, Any] = {
     "every": DEFAULT_EVERY,
     "budget": DEFAULT_BUDGET,
     "crash_message": True,
+    "environment": True,
 }
 _READERS: dict[str, Callable[[Any], Any]] = {
     "url": _url,
@@ -164,6 +165,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "step": _step,
     "budget": _budget,
     "crash_message": _flag,
+    "environment": _flag,
 }
 
 

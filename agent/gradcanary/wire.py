@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 PROTOCOL = 1
-"""Raised by any change of a request; a collector that does not know it answers 426."""
+"""Raised by any change of a request but ``Hello.EXTRAS``; a collector that does not know it answers 426."""
 
 STATS = (
     "absmax",
@@ -77,11 +77,45 @@ class Fact(Request):
 
 
 @dataclass(frozen=True)
-class Hello(Request):
-    """The first message of a session; a repeat may add layer sets and facts, and fill fields that were None.
+class Environment(Request):
+    """The program of a launch and its surroundings; None and empty where unknown. ``command`` has no secrets.
 
-    ``started`` is the session's start in unix seconds by the agent's clock; launches are sorted by it.
+    ``versions`` and ``job`` are pairs of name and value; those of ``job`` are environment variables of a scheduler.
     """
+
+    command: str
+    git_commit: str | None
+    git_dirty: bool | None
+    host: str
+    gpus: tuple[str, ...]
+    versions: tuple[tuple[str, str], ...]
+    job: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Setting(Request):
+    """A value of some parameter groups, numbered as ``lr0``, ``lr1``; no groups: of all gradients together.
+
+    ``step`` is the first one at which it was seen, ``checked`` the last one at which another value was; None for the
+    first value.
+    """
+
+    step: int
+    checked: int | None
+    groups: tuple[int, ...]
+    name: str
+    value: bool | float | str
+
+
+@dataclass(frozen=True)
+class Hello(Request):
+    """The first message of a session; a repeat may add layer sets, facts and settings, and fill fields that were None.
+
+    ``started`` is the session's start in unix seconds by the agent's clock; launches are sorted by it. The fields of
+    ``EXTRAS`` are left out for a collector that refuses them.
+    """
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("environment", "settings")
 
     protocol: int
     launch: str
@@ -102,6 +136,8 @@ class Hello(Request):
     layer_sets: tuple[LayerSet, ...]
     facts: tuple[Fact, ...]
     started: float | None = None
+    environment: Environment | None = None
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,6 +285,11 @@ def dump_end(end: End) -> bytes:
 def without_crash(ending: bytes) -> bytes:
     """Return the JSON of an end for a collector that does not know crashes."""
     return dump({key: value for key, value in json.loads(ending).items() if key != "crash"})
+
+
+def without_extras(hello: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a hello without those that an older collector refuses."""
+    return {field: value for field, value in hello.items() if field not in Hello.EXTRAS}
 
 
 def load_reply(raw: bytes) -> Reply:

@@ -112,6 +112,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "aliases": [],
         "sparkline": None,
         "revision": 1,
+        "launches": [],
         "sessions": [],
         "gaps": [],
         "facts": [],

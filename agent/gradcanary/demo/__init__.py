@@ -94,7 +94,7 @@ def run_with_collector(url: str, tls: ssl.SSLContext | None, *, headless: bool) 
         print_line(NEEDS_READING)
         return 2
     mark = secrets.token_hex(2)
-    runs = Runs(f"lora-wrong-schedule-{mark}", f"lora-healthy-{mark}")
+    runs = Runs(f"lora-wrong-decay-{mark}", f"lora-healthy-{mark}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcanary-demo-")))
         trainings = _start_trainings(stack, runs, url, folder, variables)

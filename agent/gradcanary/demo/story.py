@@ -23,8 +23,8 @@ def print_introduction(url: str, runs: Runs) -> None:
     print_line(
         f"""\
 Two LoRA trainings have started on this machine: the same model, data and seed.
-In {runs.faulty} the schedule of lora_B in blocks 3-5 goes wrong at step {FAULT_STEP}. Its loss
-will bump, and go on falling.
+In {runs.faulty} the weight decay of lora_B in blocks 3-5 rises from 0 to 100,000
+at step {FAULT_STEP}. Its loss will bump, and go on falling.
 
   watch them live:  {url}/runs/{runs.faulty}
                     {url}/runs/{runs.twin}
@@ -66,7 +66,7 @@ class Story:
         step = run["step"] or 0
         if step >= FAULT_STEP and not self._is_faulty:
             self._is_faulty = True
-            print_line(f"The schedule of {run['run']} has gone wrong. No error, no warning from the training.")
+            print_line(f"The weight decay of {run['run']} is wrong now. No error, no warning from the training.")
         if run["open_incidents"] and not self._is_caught:
             self._is_caught = True
             print_line(f"Step {step}: gradcanary noticed: {run['headline']}.{self._next}")

@@ -1,7 +1,7 @@
 """A real LoRA training on CPU, small enough to watch: eight blocks learn to follow eight others.
 
 The fault is one honest change of a hyper-parameter. From a step on, the parameter group of ``lora_B`` in three blocks
-is left on a wrong schedule: almost no learning rate, and a weight decay that halves it each step. A LoRA layer
+has a wrong weight decay: with the small learning rate of that group it halves the weights each step. A LoRA layer
 computes ``B A x``, so the gradient of ``lora_A`` is proportional to ``lora_B`` and dies with it. The gradient of
 ``lora_B``, all other blocks and the loss stay healthy. Nothing here touches a gradient.
 """
@@ -31,7 +31,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong schedule of one parameter group: from ``step`` on these values, for ``steps``, and then none at all.
+    """A wrong weight decay of one parameter group: from ``step`` on these values, for ``steps``, and then none at all.
 
     AdamW multiplies a weight with ``1 - lr * weight_decay`` in each step (decoupled weight decay,
     https://arxiv.org/abs/1711.05101).
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--width", type=int, default=WIDTH)
-    parser.add_argument("--fault", action="store_true", help="leave lora_B of blocks 3-5 on a wrong schedule")
+    parser.add_argument("--fault", action="store_true", help="give lora_B of blocks 3-5 a wrong weight decay")
     parser.add_argument("--fault-step", type=int, default=FAULT_STEP)
     parser.add_argument("--shrink", type=float, help="make it so many times smaller, then hold it")
     parser.add_argument("--over", type=int, default=20, help="steps that this takes (default: %(default)s)")

@@ -52,7 +52,7 @@ class Runs:
         number = 1
         while True:
             suffix = f"-{number}" if number > 1 else ""
-            runs = cls(f"lora-wrong-schedule{suffix}", f"lora-healthy{suffix}")
+            runs = cls(f"lora-wrong-decay{suffix}", f"lora-healthy{suffix}")
             if not {runs.faulty, runs.twin} & names:
                 return runs
             number += 1
@@ -88,6 +88,8 @@ def _incident_problems(incident: dict[str, Any]) -> Iterator[str]:
         yield f"the incident names {sorted(named)}, not {sorted(COLLAPSED)}"
     if incident["severity"] != "critical":
         yield f"the incident is {incident['severity']}, not critical"
+    if incident["likely_cause"]["code"] != "weight_decay":
+        yield f"the likely cause is {incident['likely_cause']['code']}, not the weight decay"
     delay = incident["opened_step"] - TRUE_STEP
     if not 0 <= delay <= MAX_STEPS_TO_DETECT:
         yield f"the incident opened at step {incident['opened_step']}, {delay} steps after the fall"

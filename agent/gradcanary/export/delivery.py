@@ -41,6 +41,9 @@ class HelloSource(Protocol):
     def body(self) -> bytes:
         """Return the present hello as it is sent."""
 
+    def leave_out_extras(self) -> bool:
+        """Leave out the fields that an older collector refuses; return False if they were left out already."""
+
     def mark_sent(self) -> None:
         """Note that the collector has it."""
 
@@ -91,6 +94,8 @@ class Delivery:
         if answer is not None and answer.status == 200:
             hello.mark_sent()
             return True
+        if answer is not None and answer.status in (413, 422) and hello.leave_out_extras():
+            return self.send_hello()
         if answer is not None and answer.status in (400, 409, 413, 415, 422):
             self._guard.print_once(
                 "the collector refuses this session: {message}. Nothing is sent.", message=answer.message

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from gradcanary import __version__, wire
+from gradcanary.export.settings_log import SettingsLog
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import framework_of
 from gradcanary.tracking.recorder import Recorder
@@ -36,6 +37,9 @@ class SessionHello:
         self._step_source: str | None = None
         self._optimizer: str | None = None
         self._late: bool | None = recorder.is_late or None
+        self.settings = SettingsLog()
+        self.environment: wire.Environment | None = None
+        self._has_extras = True
         self._sent: wire.Hello | None = None
         self._dumped: tuple[wire.Hello | None, bytes] = (None, b"")
         self.was_sent = False
@@ -56,6 +60,9 @@ class SessionHello:
         ``measured`` are the layers of a batch that follows.
         """
         self._findings += tuple(fact for fact in findings if fact not in self._findings)
+        changes = recorder.group_settings.changes
+        while changes:
+            self.settings.add(changes.popleft())
         first_step, layers, self._facts = recorder.first_step, recorder.layers, (*recorder.facts, *recorder.guard.facts)
         if first_step is not None and self._step_source is None:
             self._first_step, self._step_source = first_step.number, first_step.source
@@ -91,14 +98,21 @@ class SessionHello:
             layer_sets=tuple(self._sets.values()),
             facts=self._facts + self._findings,
             started=self._started,
+            environment=self.environment if self._has_extras else None,
+            settings=self.settings.entries if self._has_extras else (),
         )
 
     def body(self) -> bytes:
         """Return the present hello as it is sent."""
         hello = self.hello()
         if hello != self._dumped[0]:
-            self._dumped = hello, wire.dump(hello)
+            self._dumped = hello, wire.dump(hello if self._has_extras else wire.without_extras(vars(hello)))
         return self._dumped[1]
+
+    def leave_out_extras(self) -> bool:
+        """Leave out the fields that an older collector refuses; return False if they were left out already."""
+        had_extras, self._has_extras, self._dumped = self._has_extras, False, (None, b"")
+        return had_extras
 
     def mark_sent(self) -> None:
         """Note that the collector has it. A session cannot change ``late`` from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gradcanary import wire
 from gradcanary.export.batches import Column, Dtypes, StepRow
+from gradcanary.export.settings_log import SettingsLog
 from gradcanary.guard import Failed, reporting
 from gradcanary.stats import accumulation
 from gradcanary.stats.samples import (
@@ -65,7 +67,12 @@ class Reader:
     If a device cannot be read, ``failed`` gets the error and its layers are partial.
     """
 
-    def __init__(self, absmax_below: float | None, failed: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        absmax_below: float | None,
+        failed: Callable[[str, Exception], None],
+        settings: SettingsLog | None = None,
+    ) -> None:
         self._failed = failed
         self._low = max(LOW, absmax_below or 0.0)
         self._skipped_total = 0
@@ -74,7 +81,7 @@ class Reader:
         self._roots_of: wire.LayerSet | None = None
         self._roots: list[float] = []
         self._effective = EffectiveDtypes(None)
-        self._clips = ClipDetector()
+        self._clips = ClipDetector(settings or SettingsLog())
         self.request = SampleRequest()
         self.facts: list[wire.Fact] = []
 
@@ -366,10 +373,19 @@ _LIMIT_DIGITS, _LIMIT_TOLERANCE = 2, 1e-4
 """A limit in a script has at most two digits, as 0.5 or 1.0; the norms have it to about a millionth."""
 
 
-class ClipDetector:
-    """Follows the clips of a session in their order."""
+CLIPS_OF_A_NORM, NORM_TOLERANCE, NORMS_APART = 5, 0.01, 1.05
+"""Clips in a row that leave the same norm, within a rounding of bfloat16, of norms that differ: otherwise the loop may
+scale gradients, or clip each value."""
 
-    def __init__(self) -> None:
+
+class ClipDetector:
+    """Follows the clips of a session in their order; ``settings`` gets the norm to which they clip."""
+
+    def __init__(self, settings: SettingsLog) -> None:
+        self._settings = settings
+        self._clips: deque[tuple[float, float]] = deque(maxlen=CLIPS_OF_A_NORM)
+        self._max_norm: float | None = None
+        self._last_clip: int | None = None
         self._limit: float | None = None
         self._times = 0
         self._is_reported = False
@@ -392,7 +408,24 @@ class ClipDetector:
         if factor <= 1 + 1e-3:
             row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
         row.clipped = int(factor < CLIPPED_BELOW)
+        if row.clipped and 0 < factor * total < math.inf:
+            self._note_max_norm(record.step, factor * total, total)
         return self._judge(factor * total, scale_of(record.parts, Kind.LOSS_SCALE)) if row.clipped else ()
+
+    def _note_max_norm(self, step: int, left: float, total: float) -> None:
+        """Note the norm that the clips leave, once it is certain, and once it is another one."""
+        self._clips.append((left, total))
+        lefts, totals = zip(*self._clips, strict=True)
+        is_constant = max(lefts) <= (1 + NORM_TOLERANCE) * min(lefts) and max(totals) >= NORMS_APART * min(totals)
+        if not is_constant or len(lefts) < CLIPS_OF_A_NORM:
+            return
+        limit = sorted(lefts)[len(lefts) // 2]
+        if self._max_norm is None or not _is_alike(limit, self._max_norm):
+            short = float(f"{limit:.1e}")
+            limit = short if _is_alike(limit, short) else float(f"{limit:.2e}")
+            self._settings.add_clip(step, None if self._max_norm is None else self._last_clip, limit)
+            self._max_norm = limit
+        self._last_clip = step
 
     def _judge(self, left: float, scale: float) -> tuple[wire.Fact, ...]:
         """Return a fact if the loop clips scaled gradients: then the rest times the loss scale is a short number.
@@ -406,6 +439,10 @@ class ClipDetector:
             return ()
         self._is_reported = True
         return (_clip_fact(limit, scale),)
+
+
+def _is_alike(left: float, limit: float) -> bool:
+    return abs(left - limit) <= NORM_TOLERANCE * limit
 
 
 def _as_written(value: float) -> float | None:

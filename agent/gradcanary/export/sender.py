@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradcanary import facts, wire, wording
+import torch
+
+from gradcanary import environment, facts, wire, wording
 from gradcanary.export import spool
 from gradcanary.export.batches import StepRow, local_nonfinite_only
 from gradcanary.export.delivery import Delivery
@@ -87,7 +89,8 @@ class Sender:
         self._reading = threading.Lock()
         self._record_s = 0.0
         self._dropped = 0
-        self._reader = Reader(recorder.settings.absmax_below, guard.catch)
+        self._reads_environment = recorder.settings.environment
+        self._reader = Reader(recorder.settings.absmax_below, guard.catch, hello.settings)
         self._outbox = Outbox(RetryQueue(create_spool, guard.print_once))
         url, hint = recorder.settings.url, "the training goes on, still trying"
         self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)
@@ -207,6 +210,9 @@ class Sender:
     def _flush(self) -> None:
         """Send all there is; records and the end of the training do not wait until it is sent."""
         self._hello.update(self._recorder, None)
+        if self._reads_environment and self._hello.is_complete:
+            self._reads_environment = False
+            self._guard.wrap("reading the environment", self._read_environment)()
         is_early = not self._hello.is_complete and time.monotonic() - self._began < FIRST_STEP_WAIT_S
         if is_early and not self._hello.was_sent and self._end is None:
             return
@@ -221,6 +227,12 @@ class Sender:
                 self._beat()
                 if self._delivery.spacing_s and self._end is None and not self._outbox.has_full_batch:
                     return  # what came meanwhile waits for its turn
+
+    def _read_environment(self) -> None:
+        """Read the environment of a launch on its first rank. Its GPUs are known, because its layers are."""
+        if self._recorder.rank.rank == 0:
+            devices = self._recorder.meter.device_clock.devices
+            self._hello.environment = environment.read(os.environ, map(torch.cuda.get_device_name, devices))
 
     def _is_late(self) -> bool:
         """Return True if the training's process waits for the end, and the time for that is over."""

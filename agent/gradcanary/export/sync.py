@@ -6,6 +6,7 @@ killed continues where it was. A collector that does not answer is tried for sec
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -97,6 +98,10 @@ class StoredHello:
     def __init__(self, hello: bytes) -> None:
         self._hello = hello
         self.was_sent = False
+
+    def leave_out_extras(self) -> bool:
+        before, self._hello = self._hello, wire.dump(wire.without_extras(json.loads(self._hello)))
+        return self._hello != before
 
     @property
     def is_due(self) -> bool:

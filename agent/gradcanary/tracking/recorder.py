@@ -26,6 +26,7 @@ from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
 from gradcanary.stats.samples import Sample
 from gradcanary.tracking.external_sums import ExternalSums
+from gradcanary.tracking.group_settings import GroupSettings
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
@@ -58,6 +59,7 @@ class Recorder:
         self._passes_without_step = 0
         self.is_late = False
         self.logged: list[LoggedMetric] = []
+        self.group_settings = GroupSettings()
         self.graphs, self.rank, self.calls = Graphs(), Rank(), BackwardCalls()
         self._context = TrackerContext(
             clock=self.clock,
@@ -141,7 +143,10 @@ class Recorder:
             self.resume()
         tracker.step_begins(optimizer, has_closure=has_closure)
         if tracker is self.leading:
-            tracker.window.lr = learning_rates(self.optimizers())
+            optimizers = self.optimizers()
+            tracker.window.lr = learning_rates(optimizers)
+            if tracker.is_sampled:
+                self.group_settings.note(tracker.step, optimizers)
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Note the step; a sample of another optimizer goes to the main one's record."""

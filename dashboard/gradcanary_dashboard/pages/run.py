@@ -21,6 +21,7 @@ from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.run import RunData
 from gradcanary_dashboard.components import (
     accumulators,
+    configuration,
     elements,
     figure_controls,
     incident_card,
@@ -129,7 +130,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "accumulators-tally": accumulators.tally(sums),
         "incidents": static.encode(incident_card.panel(data.incidents, view)),
         "incident-tally": incident_card.tally(data.incidents),
-        "notes": notes.cards({**data.run, "facts": []}),
+        "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
         "layer-rows": layer_table.rows(run, rows, data.layer, view),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         **_trend(data, view, span, events),

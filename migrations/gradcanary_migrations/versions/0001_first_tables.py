@@ -328,6 +328,20 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "incident_id", "layer_no", name=op.f("pk_incident_layer")),
     )
     op.create_table(
+        "configuration",
+        sa.Column("run_id", sa.BigInteger(), nullable=False),
+        sa.Column("launch_no", sa.Integer(), nullable=False),
+        sa.Column("environment", sa.Text(), nullable=False),
+        sa.Column("settings", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["run_id", "launch_no"],
+            ["launch.run_id", "launch.launch_no"],
+            name=op.f("fk_configuration_run_id_launch_no"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("run_id", "launch_no", name=op.f("pk_configuration")),
+    )
+    op.create_table(
         "session",
         sa.Column("run_id", sa.BigInteger(), nullable=False),
         sa.Column("session", sa.String(length=64), nullable=False),

@@ -80,6 +80,40 @@ class SessionShape(TypedDict):
     dropped_steps: Count
 
 
+class EnvironmentShape(TypedDict):
+    """The program of a launch and its surroundings; null and empty where unknown. ``command`` has no secrets."""
+
+    command: str
+    git_commit: str | None
+    git_dirty: bool | None
+    host: str
+    gpus: list[str]
+    versions: dict[str, str]
+    job: dict[str, str]
+
+
+class SettingShape(TypedDict):
+    """A value of some parameter groups from ``step`` on (no groups: of all gradients together).
+
+    Another value was seen last at ``checked``, null for the first value.
+    """
+
+    step: Step
+    checked: Step | None
+    groups: list[int]
+    name: str
+    value: bool | float | str
+
+
+class LaunchShape(TypedDict):
+    """A start of the job."""
+
+    launch: str
+    started: Moment
+    environment: EnvironmentShape | None
+    settings: list[SettingShape]
+
+
 class Gap(TypedDict):
     """Missing steps, both ends included."""
 
@@ -105,6 +139,7 @@ class RunShape(RunSummary):
     revision: Count
     framework: str | None
     rules_version: int | None
+    launches: list[LaunchShape]
     sessions: list[SessionShape]
     gaps: list[Gap]
     facts: list[FactShape]

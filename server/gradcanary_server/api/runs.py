@@ -202,6 +202,7 @@ def to_json(connection: Connection, status: RunStatus, now: float, silent: Silen
         "revision": row.revision,
         "framework": row.framework,
         "rules_version": row.rules_version,
+        "launches": _launches(connection, row.run_id),
         "sessions": [_session_to_json(item, session_state(item, now, silent, status.since)) for item in sessions],
         "gaps": _gaps(sessions),
         "facts": json.loads(row.facts),
@@ -259,6 +260,25 @@ def _summary(status: RunStatus, headline: service.RunHeadline, accumulators: dic
         "sparkline": encode_array(Sparkline.unpack(row.sparkline).points()),
     }
     return select_keys(RunSummary, {**vars(headline), **computed})
+
+
+def _launches(connection: Connection, run_id: int) -> list[Json]:
+    """Return the launches of a run in their order, with the configuration of each."""
+    configurations = run_store.read_configurations(connection, run_id)
+    nothing = run_store.Configuration(None, ())
+    return [
+        {
+            "launch": row.launch,
+            "started": timestamp(row.started),
+            "environment": _environment(configurations.get(row.launch_no, nothing).environment),
+            "settings": list(map(vars, configurations.get(row.launch_no, nothing).settings)),
+        }
+        for row in run_store.launches_in_order(connection, run_id)
+    ]
+
+
+def _environment(stored: dict[str, Any] | None) -> Json | None:
+    return stored and {**stored, "versions": dict(stored["versions"]), "job": dict(stored["job"])}
 
 
 def _read_sessions(connection: Connection, run_id: int) -> Sequence[Record]:

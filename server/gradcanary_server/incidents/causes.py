@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +16,16 @@ from gradcanary.remedies import CAUSES
 from gradcanary.wire import Crash, Fact
 from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
-from gradcanary_server.rules.types import Jump
+from gradcanary_server.incidents.setting_causes import (
+    RISE,
+    Configuration,
+    SettingCause,
+    change_lines,
+    find_decay,
+    find_momentum,
+    find_tiny_clip,
+    jump_lines,
+)
 
 NEAR_STEPS = 200
 """An incident that opened at most this many steps earlier may be the cause."""
@@ -67,6 +76,24 @@ _CODES = {
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
 """Causes by rule and by evidence or severity; the first one counts."""
+
+_BY_SETTINGS = {
+    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
+    *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
+    *(
+        "loss_diverged",
+        "sudden_nonfinite_loss",
+        "no_gradient_at_all",
+        "after_explosion",
+        "after_nonfinite",
+        "after_scale_drop",
+        "after_vanished",
+    ),
+}
+"""Causes that a setting explains better, if there is one: they name where it shows."""
+
+_IN_VAIN = ("frozen", "in_vain")
+"""Rules of weights that do not move."""
 
 _HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
@@ -153,13 +180,15 @@ class NearbyIncident:
 
 @dataclass(frozen=True)
 class CauseContext:
-    """An incident with its members, layers of its run (all if :func:`needs_all_layers`), nearby incidents and facts."""
+    """An incident with its members, layers of its run (all if :func:`needs_all_layers`), nearby incidents, facts, and
+    the configuration of its launch."""
 
     incident: Incident
     members: Mapping[int | None, Member]
     layers: Mapping[int, LayerInfo]
     near: tuple[NearbyIncident, ...] = ()
     facts: tuple[Fact, ...] = ()
+    configuration: Configuration = field(default_factory=Configuration)
 
     @cached_property
     def named(self) -> frozenset[int]:
@@ -183,10 +212,12 @@ def needs_all_layers(rule: str, members: Iterable[Member]) -> bool:
 
 
 def likely_cause(context: CauseContext) -> LikelyCause:
-    """Return the likely cause of an incident with its evidence."""
+    """Return the likely cause of an incident with its evidence, the strongest first."""
     if context.incident.crash is not None:
         return _crash_cause(context, context.incident.crash)
     code, evidence = _cause(context)
+    root = _setting_cause(context, code)
+    code = code if root is None else root.code
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
@@ -196,25 +227,32 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*_jumps(context.incident.lr_jumps), *evidence, *nearby, *_facts(context)),
+        evidence=(*_setting_lines(context, root), *evidence, *nearby, *_facts(context)),
         incidents=tuple(near.id for near in others),
     )
 
 
-def _jumps(jumps: Iterable[Jump]) -> list[str]:
-    """Return one line for each jump of a learning rate; groups that jump alike share one."""
-    groups: dict[tuple[float, float, int], list[int]] = {}
-    for jump in jumps:
-        groups.setdefault((jump.before, jump.after, jump.step), []).append(jump.group)
-    return [
-        f"the learning rate of {_group_names(numbers)} went from {before:.6g} to {after:.6g} at step {step:,}"
-        for (before, after, step), numbers in groups.items()
-    ]
+def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
+    """Return the setting that explains an incident better than the code that was found without settings."""
+    configuration, since = context.configuration, context.incident.since_step
+    if context.incident.rule in _IN_VAIN:
+        return find_tiny_clip(configuration, context.incident.opened_step)
+    if code not in _BY_SETTINGS:
+        return None
+    has_grown = code == "loss_diverged" or "explosion" in {context.incident.rule, *(near.rule for near in context.near)}
+    found = find_decay(configuration, since) or find_momentum(configuration, since, from_start=has_grown)
+    if found is not None:
+        return found
+    rises = [jump for jump in context.incident.lr_jumps if jump.after >= RISE * jump.before]
+    return SettingCause("rate_rose", "lr", jump_lines(rises, configuration.groups)[0]) if rises else None
 
 
-def _group_names(numbers: list[int]) -> str:
-    *first, last = map(str, numbers)
-    return f"parameter groups {', '.join(first)} and {last}" if first else f"parameter group {last}"
+def _setting_lines(context: CauseContext, root: SettingCause | None) -> list[str]:
+    """Return the sentence of the cause, and a line for each other setting that changed shortly before."""
+    configuration, since = context.configuration, context.incident.since_step
+    changes = change_lines(configuration, since, without=None if root is None else root.setting)
+    lines = [*([] if root is None else [root.sentence]), *jump_lines(context.incident.lr_jumps, configuration.groups)]
+    return list(dict.fromkeys([*lines, *changes[-MAX_FACTS:]]))
 
 
 def _cause(context: CauseContext) -> tuple[str, list[str]]:

@@ -14,8 +14,10 @@ from gradcanary_server.incidents import causes, repository, silences, text
 from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
 from gradcanary_server.incidents.explanation import Explanation, explain
 from gradcanary_server.incidents.lifecycle import Incident, Member
+from gradcanary_server.incidents.setting_causes import Configuration
 from gradcanary_server.rules.types import Severity
-from gradcanary_server.storage.schema import incident, layer, run
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.schema import incident, layer, metric, run
 
 MANY = 1_000
 """Members above which all layers are read: databases limit the parameters of a query."""
@@ -113,9 +115,10 @@ def _detail(
         names = {number: info.name for number, info in layers.items()}
         summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
+    configuration = _configuration(connection, row)
     other_rows = _others(connection, row)
     others = {repository.incident_from_row(other): str(other["headline"]) for other in other_rows}
-    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(row, other_rows), facts))
+    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(row, other_rows), facts, configuration))
     fix = remedies.fix(cause.code, row["framework"])
     first_cause = causes.first_cause(visible, others)
     return IncidentDetail(
@@ -147,6 +150,17 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
     if members is not None:
         query = query.where(layer.c.layer_no.in_([number for number in members if number is not None]))
     return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
+
+
+def _configuration(connection: Connection, row: RowMapping) -> Configuration:
+    """Return the settings of the launch of an incident, and the last norm of all gradients before a clip."""
+    stored = runs.read_configurations(connection, row["run_id"]).get(row["launch_no"])
+    if stored is None:
+        return Configuration()
+    is_norm = (metric.c.name == "total_norm") & (metric.c.tags == "{}") & (metric.c.launch_no == row["launch_no"])
+    norm = connection.scalar(select(metric.c.last).where(metric.c.run_id == row["run_id"], is_norm))
+    groups = 1 + max((group for each in stored.settings for group in each.groups), default=-1)
+    return Configuration(stored.settings, groups, norm)
 
 
 def _others(connection: Connection, row: RowMapping) -> Sequence[RowMapping]:

@@ -6,6 +6,7 @@ Batches are in :mod:`gradcanary_server.tsdb.batch`.
 import contextlib
 import re
 from dataclasses import replace
+from itertools import chain
 
 from pydantic_core import from_json
 
@@ -29,6 +30,7 @@ MAX_FACTS = 1_000
 MAX_CRASH_MESSAGE = 300
 MAX_FRAMES = 10
 MAX_FRAME = 300
+MAX_LISTED = 64
 
 STEP_SOURCES = ("given", "framework", "optimizer", "relative")
 END_STATES = ("finished", "crashed", "detached")
@@ -73,6 +75,9 @@ def read_hello(raw: bytes) -> wire.Hello:
     for number, layer_set in enumerate(message.layer_sets):
         _check_layer_set(layer_set, f"layer_sets.{number}")
     _check_facts(message.facts)
+    if message.environment is not None:
+        _check_environment(message.environment)
+    _check_settings(message.settings)
     return message
 
 
@@ -136,6 +141,31 @@ def _check_facts(facts: tuple[wire.Fact, ...]) -> None:
         check_text(fact.text, f"facts.{number}.text", MAX_TEXT, lines=True)
         for name in fact.layers:
             check_text(name, f"facts.{number}.layers", wire.MAX_NAME)
+
+
+def _check_environment(environment: wire.Environment) -> None:
+    check_text(environment.command, "environment.command", MAX_TEXT)
+    check_text(environment.git_commit, "environment.git_commit", MAX_SHORT_TEXT)
+    check_text(environment.host, "environment.host", MAX_CLASS)
+    for field in ("gpus", "versions", "job"):
+        values = getattr(environment, field)
+        if len(values) > MAX_LISTED:
+            raise invalid(f"A list of the environment has at most {MAX_LISTED} entries.", f"environment.{field}")
+        for text in values if field == "gpus" else chain.from_iterable(values):
+            check_text(text, f"environment.{field}", MAX_CLASS)
+
+
+def _check_settings(settings: tuple[wire.Setting, ...]) -> None:
+    if len(settings) > MAX_FACTS:
+        raise invalid(f"A hello carries at most {MAX_FACTS} settings.", "settings")
+    for number, setting in enumerate(settings):
+        check_text(setting.name, f"settings.{number}.name", MAX_SHORT_TEXT, shortest=1)
+        check_int(setting.step, f"settings.{number}.step", 0, MAX_STEP)
+        check_int(setting.checked, f"settings.{number}.checked", 0, MAX_STEP)
+        for group in setting.groups:
+            check_int(group, f"settings.{number}.groups", 0, LIMITS.max_layers)
+        if isinstance(setting.value, str):
+            check_text(setting.value, f"settings.{number}.value", MAX_SHORT_TEXT)
 
 
 def read_heartbeat(raw: bytes) -> wire.Heartbeat:

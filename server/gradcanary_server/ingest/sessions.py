@@ -43,6 +43,8 @@ def register_session(
     stored = connection.execute(select(session).where(where)).one_or_none()
     began = runs.started_at(hello, sent, now)
     launch_no = runs.join_launch(connection, run_id, hello, began, now) if stored is None else int(stored.launch_no)
+    if hello.rank == 0 and (hello.environment is not None or hello.settings):
+        runs.store_configuration(connection, run_id, launch_no, hello)
     newer = runs.newer_launches(connection, run_id, launch_no)
     _describe_run(connection, run_row, hello, now, is_newest=not newer)
     owned_by_newer = layers.layer_ids(connection, run_id, newer)
@@ -216,14 +218,14 @@ def _role_columns(rank: int, *, sharded: bool) -> dict[str, object]:
 
 
 def _dump_hello(hello: wire.Hello) -> str:
-    return wire.dump(replace(hello, layer_sets=(), facts=())).decode()
+    return wire.dump(wire.without_extras(vars(replace(hello, layer_sets=(), facts=())))).decode()
 
 
 def _merge_hellos(stored: wire.Hello, repeat: wire.Hello) -> wire.Hello:
     """Return the stored hello with its None fields filled in; raises RequestError 409 on any other difference."""
     filled: dict[str, object] = {}
     for field in wire.Hello.__dataclass_fields__:
-        if field in ("layer_sets", "facts"):
+        if field in ("layer_sets", "facts", *wire.Hello.EXTRAS):
             continue
         old, new = getattr(stored, field), getattr(repeat, field)
         if old is None:

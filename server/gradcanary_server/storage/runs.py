@@ -7,10 +7,11 @@ one after the next has begun. A transaction that writes locks the row of the run
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
@@ -20,6 +21,7 @@ from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.schema import (
     HELD_RUN,
     HeldRun,
+    configuration,
     insert_new,
     launch,
     run,
@@ -27,6 +29,7 @@ from gradcanary_server.storage.schema import (
     session,
     session_tombstone,
     silence,
+    update_row,
 )
 from gradcanary_server.validation import is_run_name
 
@@ -44,6 +47,18 @@ ID_RANDOM_BITS = 22
 
 TOMBSTONE_S = 30 * 86_400.0
 """How long sessions of a deleted run get 410."""
+
+
+class Configuration(NamedTuple):
+    """The environment of a launch, as JSON, and its settings in the order of their steps."""
+
+    environment: dict[str, Any] | None
+    settings: tuple[wire.Setting, ...]
+
+    @classmethod
+    def of(cls, row: Record) -> Configuration:
+        settings = (wire.Setting(**{**each, "groups": tuple(each["groups"])}) for each in json.loads(row.settings))
+        return cls(json.loads(row.environment), tuple(settings))
 
 
 def find_run(connection: Connection, name: str, *, held: bool = False) -> Record | None:
@@ -195,6 +210,21 @@ def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started:
     values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
     connection.execute(insert(launch).values(**values))
     return number
+
+
+def store_configuration(connection: Connection, run_id: int, launch_no: int, hello: wire.Hello) -> None:
+    """Store the environment and all settings of a launch, in the place of earlier ones."""
+    key = {"run_id": run_id, "launch_no": launch_no}
+    environment = None if hello.environment is None else {"environment": wire.dump(hello.environment).decode()}
+    values = {"settings": wire.dump(hello.settings).decode(), **(environment or {})}
+    if not insert_new(connection, configuration, {**key, "environment": "null", **values}):
+        update_row(connection, configuration, key, values)
+
+
+def read_configurations(connection: Connection, run_id: int) -> dict[int, Configuration]:
+    """Return what is known of the configuration of each launch of a run, by its number."""
+    query = select(configuration).where(configuration.c.run_id == run_id)
+    return {row.launch_no: Configuration.of(row) for row in connection.execute(query)}
 
 
 def merged_session_id(launch_no: int) -> str:

@@ -127,6 +127,16 @@ launch = Table(
     Column("has_own_layers", Boolean, nullable=False, server_default=false()),  # its ranks, not shards
 )
 
+configuration = Table(
+    "configuration",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("launch_no", Integer, primary_key=True),
+    Column("environment", Text, nullable=False),  # JSON of wire.Environment, or null
+    Column("settings", Text, nullable=False),  # JSON list of wire.Setting, in the order of their steps
+    ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
+)
+
 session = Table(
     "session",
     metadata,

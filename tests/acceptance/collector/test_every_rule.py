@@ -101,4 +101,6 @@ def test_a_learning_rate_that_jumped_before_is_told_with_the_cause(module_collec
     (found,) = module_collector.get("/api/v1/incidents", run="jumped").json()["incidents"]
     cause = module_collector.get(f"/api/v1/incidents/{found['id']}").json()["likely_cause"]
     assert cause["code"] == "rate_jump"
-    assert cause["evidence"] == ["the learning rate of parameter group 0 went from 0.001 to 5e-06 at step 140"]
+    assert cause["evidence"] == [
+        "the learning rate of parameter group 0 fell 200 times at step 140, from 0.001 to 5e-6"
+    ]

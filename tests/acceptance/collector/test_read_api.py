@@ -19,7 +19,18 @@ RUN = {
     "run", "state", "step", "last_step_at", "last_seen", "layers", "firing", "below_threshold", "worst", "accumulators",
     "open_incidents", "headline", "severity_at_end", "note", "tags", "archived", "sparkline",
 }  # fmt: skip
-DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
+DETAIL = {
+    "aliases",
+    "created",
+    "revision",
+    "framework",
+    "rules_version",
+    "launches",
+    "sessions",
+    "gaps",
+    "facts",
+    "metrics",
+}
 LAYER = {
     "layer", "name", "block", "shape", "param_dtype", "accumulator", "micro_steps", "step", "state", "absmax", "norm",
     "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "norm_ratio", "frozen_fraction", "rules",
@@ -100,6 +111,32 @@ def test_the_run_and_its_list_entry(session, read):
         {"name": "loss", "tags": {}, "last": pytest.approx(0.2)},
         {"name": "lr0", "tags": {}, "last": 1e-3},
     ]
+
+
+def test_configuration_of_each_launch_is_kept(session, read):
+    """A repeat of the hello has more settings, and a rank or an older agent none."""
+    stream = streams.Stream(streams.healthy(20, 4))
+    environment = wire.Environment("python a.py", "0" * 40, True, "node", ("H100",), (("torch", "2"),), (("J", "1"),))
+    first = (wire.Setting(0, None, (0, 1), "weight_decay", 0.1), wire.Setting(0, None, (0,), "amsgrad", True))
+    change = wire.Setting(12, 11, (1,), "weight_decay", 1e5)
+    session.put_hello(stream.hello(settings=first))
+    session.put_hello(stream.hello(settings=(*first, change), environment=environment))
+    session.put_hello(stream.hello())
+    second = replace(session, session="second")
+    second.put_hello(stream.hello(launch="launch-2"))
+    one, two = read("")["launches"]
+    assert (one["launch"], two["launch"], two["environment"], two["settings"]) == ("launch-1", "launch-2", None, [])
+    assert one["environment"] == {
+        "command": "python a.py",
+        "git_commit": "0" * 40,
+        "git_dirty": True,
+        "host": "node",
+        "gpus": ["H100"],
+        "versions": {"torch": "2"},
+        "job": {"J": "1"},
+    }
+    assert [each["value"] for each in one["settings"]] == [0.1, True, 1e5]
+    assert one["settings"][2] == {"step": 12, "checked": 11, "groups": [1], "name": "weight_decay", "value": 1e5}
 
 
 def test_layers_tell_their_last_values(session, read):

@@ -271,7 +271,12 @@ def test_a_layer_that_breaks_the_wire(ready, stream, case):
     assert refused(replace(ready, session="other").put_hello(hello), 422, "invalid")
 
 
+ENVIRONMENT = wire.Environment("python train.py", None, None, "host", (), (), ())
 BAD_HELLOS = {
+    "a command of two lines": {"environment": replace(ENVIRONMENT, command="a\nb")},
+    "a list without end": {"environment": replace(ENVIRONMENT, gpus=("gpu",) * 65)},
+    "a setting of no step": {"settings": (wire.Setting(-1, None, (0,), "eps", 1e-8),)},
+    "settings without end": {"settings": (wire.Setting(0, None, (0,), "eps", 1e-8),) * 1_001},
     "a launch that is no id": {"launch": "../etc"},
     "a rank beyond the world": {"rank": 1},
     "no heartbeat": {"interval_s": 0.0},

@@ -73,8 +73,8 @@ def test_a_collector_that_restarts_in_the_middle_tells_it_once(tmp_path: Path, c
         told = receiver.messages[0].data
         assert {layer["name"] for layer in told["worst"]} == COLLAPSED
         assert (
-            f"The learning rate of parameter group 1 went from 0.001 to 5e-06 at step {FAULT_STEP}."
-            in told["likely_cause"]
+            f"Weight decay of parameter group 1 rose from 0 to 100,000 at step {FAULT_STEP}: with the learning rate "
+            "5e-6 each step multiplies its weights by 1 - 5e-6 * 100,000 = 0.5." in told["likely_cause"]
         )
         assert collector.get("/api/v1/runs/faulty").json()["step"] == 599
         incidents = collector.get("/api/v1/incidents", run="faulty").json()["incidents"]

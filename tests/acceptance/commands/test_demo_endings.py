@@ -117,14 +117,14 @@ def test_data_that_cannot_be_used_ends_it_with_a_reason(start, tmp_path: Path) -
 
 def test_killed_demo_leaves_no_process_and_kept_data_gives_new_names(start, tmp_path: Path) -> None:
     killed = start("--port", "0", "--data", str(tmp_path))
-    killed.wait_for("/runs/lora-wrong-schedule\n")
-    wait_until_known(killed, "lora-wrong-schedule")
+    killed.wait_for("/runs/lora-wrong-decay\n")
+    wait_until_known(killed, "lora-wrong-decay")
     children = killed.children()
     assert len(children) == 3
     killed.process.kill()
     eventually(lambda: not [pid for pid in children if is_alive(pid)])
     demo = start("--port", "0", "--data", str(tmp_path))
-    demo.wait_for("/runs/lora-wrong-schedule-2\n")
+    demo.wait_for("/runs/lora-wrong-decay-2\n")
     interrupt(demo, signal.SIGHUP)
 
 

@@ -71,7 +71,7 @@ def test_the_public_names():
     ]
     assert list(inspect.signature(gradcanary.watch).parameters) == [
         "model", "optimizer", "run", "url", "token", "every", "budget", "include", "exclude", "absmax_below",
-        "norm_below", "step", "on_alert",
+        "norm_below", "step", "environment", "on_alert",
     ]  # fmt: skip
 
 
@@ -89,6 +89,7 @@ def test_the_public_names():
         ({"exclude": 3}, ValueError, r"watch\(exclude=\) is 3"),
         ({"absmax_below": 0}, ValueError, r"watch\(absmax_below=\) is 0: it must be a number above 0"),
         ({"norm_below": float("nan")}, ValueError, r"watch\(norm_below=\) is nan"),
+        ({"environment": "maybe"}, ValueError, r"watch\(environment=\) is 'maybe': it must be True or False"),
         ({"step": -1}, ValueError, r"watch\(step=\) is -1"),
         ({"step": 1.5}, ValueError, r"watch\(step=\) is 1.5"),
         ({"step": "soon"}, ValueError, r"watch\(step=\) is 'soon'"),

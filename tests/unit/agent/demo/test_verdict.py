@@ -30,9 +30,10 @@ def doubles(*values: float) -> dict[str, Any]:
 def right() -> Answers:
     incident = {"id": 1, "run": "faulty", "rule": "collapse", "severity": "critical", "summary": "fell"}
     layers = [{"name": name, "since_step": 207} for name in sorted(COLLAPSED)]
+    more = {"opened_step": 226, "opened": "2023-11-14T22:13:20Z", "likely_cause": {"code": "weight_decay"}}
     return {
         "/incidents?run=faulty": {"incidents": [incident]},
-        "/incidents/1": {**incident, "opened_step": 226, "opened": "2023-11-14T22:13:20Z", "layers": layers},
+        "/incidents/1": {**incident, **more, "layers": layers},
         "/incidents?run=twin": {"incidents": []},
         "/runs/twin": {"step": 599},
         "/runs/faulty/metrics?name=loss&points=1000": {"metrics": [{"mean": doubles(3.0, float("nan"), 1.3)}]},
@@ -74,6 +75,10 @@ def only_a_warning(answers: Answers) -> None:
     answers["/incidents/1"]["severity"] = "warning"
 
 
+def innocent_cause(answers: Answers) -> None:
+    answers["/incidents/1"]["likely_cause"] = {"code": "rate_jump"}
+
+
 def late(answers: Answers) -> None:
     answers["/incidents/1"]["opened_step"] = 238
 
@@ -110,6 +115,7 @@ def no_loss(answers: Answers) -> None:
         (a_layer_too_few, "names"),
         (a_layer_too_many, "names"),
         (only_a_warning, "not critical"),
+        (innocent_cause, "not the weight decay"),
         (late, "opened at step 238"),
         (before_the_fall, "opened at step 150"),
         (slow_webhook, "30 s after"),
@@ -181,7 +187,7 @@ def answering(answers: Answers, *, may_read: bool) -> Iterator[str]:
     [
         (True, None, True, 0, demo.CAUGHT),
         (True, None, False, 0, demo.CAUGHT),
-        (True, no_incident, False, 1, "wrong: lora-wrong-schedule-0 has incidents of the rules []"),
+        (True, no_incident, False, 1, "wrong: lora-wrong-decay-0 has incidents of the rules []"),
         (False, None, False, 0, demo.NOT_READ),
         (False, None, True, 2, demo.NEEDS_READING),
     ],
@@ -201,7 +207,7 @@ def test_with_a_running_collector_it_judges_what_its_token_may_read(
     answers = right()
     if spoil is not None:
         spoil(answers)
-    renamed = json.dumps(answers).replace("faulty", "lora-wrong-schedule-0").replace("twin", "lora-healthy-0")
+    renamed = json.dumps(answers).replace("faulty", "lora-wrong-decay-0").replace("twin", "lora-healthy-0")
     with answering(json.loads(renamed), may_read=may_read) as url:
         assert demo.run_with_collector(url, None, headless=headless) == status
     assert line in capsys.readouterr().out

@@ -10,6 +10,7 @@ import pytest
 from gradcanary import remedies, wire
 from gradcanary_server.incidents import causes, text
 from gradcanary_server.incidents.lifecycle import TransitionContext, apply_transitions, close_incident
+from gradcanary_server.incidents.setting_causes import Configuration
 from gradcanary_server.rules.signals import RULES, RUN_RULES
 from gradcanary_server.rules.types import SEVERITIES, Jump, LayerFacts, Transition
 from support.server.transitions import fired, resolved
@@ -203,7 +204,8 @@ FIXES = {
 FITS = {
     r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
     "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
-    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip in_vain_clipped",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip "
+    "in_vain_clipped tiny_clip",
     r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
 }
 """What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
@@ -224,7 +226,7 @@ def test_a_fix_speaks_of_adapters_where_there_are_some():
 
 def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
     found = {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)}
-    assert found == {"scaled_clip", "in_vain_clipped"}
+    assert found == {"scaled_clip", "in_vain_clipped", "tiny_clip"}
 
 
 def test_printed_groups_need_no_weight_decay():
@@ -373,9 +375,67 @@ def test_groups_whose_rates_jump_alike_share_a_line():
     layers = {0: causes.LayerInfo("a", "float32", 0), 1: causes.LayerInfo("b", "float32", 0)}
     cause = causes.likely_cause(causes.CauseContext(incident, case.members, layers))
     assert cause.evidence == (
-        "the learning rate of parameter groups 0 and 1 went from 0.0015 to 9 at step 330",
-        "the learning rate of parameter group 2 went from 0.001 to 1 at step 331",
+        "the learning rate of parameter groups 0 and 1 rose 6,000 times at step 330, from 0.0015 to 9",
+        "the learning rate of parameter group 2 rose 1,000 times at step 331, from 0.001 to 1",
     )
+
+
+ADAMW = (
+    wire.Setting(0, None, (0, 1), "optimizer", "AdamW"),
+    wire.Setting(0, None, (0, 1), "lr", 1e-3),
+    wire.Setting(0, None, (0, 1), "weight_decay", 0.0),
+)
+
+
+def explained(*changes, settings=(), near=(), jumps=(), norm=None, names=BLOCKS):
+    case = case_of(*changes, names=names)
+    layers = {number: causes.LayerInfo(name, "float32", number % 2) for number, name in enumerate(names)}
+    configuration = Configuration((*ADAMW, *settings), 2, norm)
+    incident = replace(case.incident, lr_jumps=jumps)
+    return causes.likely_cause(causes.CauseContext(incident, case.members, layers, near, (), configuration))
+
+
+def test_root_cause_is_the_weight_decay_and_not_the_learning_rate_beside_it():
+    """The change of the demo: lora_A falls because lora_B is driven to zero."""
+    settings = (wire.Setting(335, 334, (1,), "lr", 5e-6), wire.Setting(335, 334, (1,), "weight_decay", 1e5))
+    fell = [fired(number) for number in lora_a((3, 4, 5))]
+    cause = explained(*fell, settings=settings, jumps=(Jump(1, 335, 1e-3, 5e-6),))
+    assert cause.code == "weight_decay"
+    assert cause.evidence == (
+        (
+            "weight decay of parameter group 1 rose from 0 to 100,000 at step 335: with the learning rate 5e-6 each "
+            "step multiplies its weights by 1 - 5e-6 * 100,000 = 0.5"
+        ),
+        "the learning rate of parameter group 1 fell 200 times at step 335, from 0.001 to 5e-6",
+        "all 9 are lora_A; none of their 9 lora_B partners collapsed",
+    )
+
+
+def test_root_cause_of_an_explosion_is_the_rate_that_rose():
+    jumps = tuple(Jump(group, 338, 0.0015, 9.0) for group in (0, 1))
+    cause = explained(fired(0, rule="explosion", evidence=None), jumps=jumps)
+    assert (cause.code, cause.evidence) == (
+        "rate_rose",
+        ("the learning rate of all groups rose 6,000 times at step 338, from 0.0015 to 9",),
+    )
+    doubled = explained(fired(0, rule="explosion", evidence=None), jumps=(Jump(0, 338, 1e-3, 4e-3),))
+    assert doubled.code == "diverging"
+
+
+def test_root_cause_of_weights_that_stand_still_is_the_clip():
+    clip = wire.Setting(20, None, (), "max_norm", 1e-9)
+    cause = explained(fired(0, rule="frozen", evidence="forecast"), settings=(clip,), norm=0.7)
+    assert cause.code == "tiny_clip"
+    assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
+    assert explained(fired(0, rule="frozen", evidence="forecast"), norm=0.7).code == "coarse_weights"
+
+
+def test_settings_explain_nothing_that_the_script_did():
+    change = wire.Setting(335, 334, (1,), "weight_decay", 1e5), wire.Setting(335, 334, (1,), "lr", 1e-5)
+    frozen = explained(fired(0, rule="vanished", evidence="by_script"), settings=change)
+    assert frozen.code == "frozen_by_script"
+    fell = explained(fired(None, rule="scale_drop", severity="information"), settings=change)
+    assert fell.code == "converged"
 
 
 def test_gradients_of_exact_zeros_are_not_cut_off():

@@ -1,0 +1,235 @@
+"""The settings that explain an incident, as sentences with their numbers. Pure.
+
+A setting is named as a cause only if it changed far enough shortly before, or cannot work at all. A warm-up is no jump:
+the rules find jumps of a learning rate only after it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gradcanary.wire import Setting
+from gradcanary_server.rules.types import Jump
+
+NEAR_STEPS = 200
+"""A setting that changed at most this many steps before an incident may be its cause."""
+
+EARLY_STEPS = 1_000
+"""A setting that was wrong from the start shows in these first steps of a launch."""
+
+LEAST_JUMP = 3.0
+"""As of learning rates: schedules change less at once. Of a momentum its distance to 1 counts as well."""
+
+RISE = 10.0
+"""A setting that rose this many times is a cause; schedules of momentum and decay change less at once."""
+
+HIGH_MOMENTUM = 0.999
+"""SGD adds up a thousand gradients with it; 0.9 to 0.99 are usual."""
+
+CERTAIN_MOMENTUM = 0.9999
+"""More gradients than the first steps have: nothing is forgotten, whatever the fault looks like."""
+
+TINY_CLIP = 1e-3
+"""The share of the gradients that a clip leaves, to be the cause of weights that do not move."""
+
+
+class SettingCause(NamedTuple):
+    """A code of the catalogue of causes, the setting, and the sentence of the evidence."""
+
+    code: str
+    setting: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The settings of the launch of an incident, its groups (0: unknown), and the last norm before a clip."""
+
+    settings: tuple[Setting, ...] = ()
+    groups: int = 0
+    total_norm: float | None = None
+
+    def value(self, name: str, group: int, step: int) -> bool | float | str | None:
+        """Return the value of a setting at a step, None if it is unknown."""
+        known = [each for each in self.settings if each.name == name and group in each.groups and each.step <= step]
+        return known[-1].value if known else None
+
+    def number(self, name: str, group: int, step: int) -> float | None:
+        value = self.value(name, group, step)
+        return value if isinstance(value, float) and not isinstance(value, bool) else None
+
+
+def change_lines(configuration: Configuration, since: int, without: str | None) -> list[str]:
+    """Return a line for each setting that changed shortly before a step, ``without`` that of the cause.
+
+    Groups that changed alike share a line.
+    """
+    return [
+        f"{_name(setting, configuration)} went from {exact(before)} to {exact(setting.value)} {_when(setting)}"
+        for setting, before in _recent(configuration, since)
+        if setting.name not in ("lr", without) and _is_jump(before, setting.value)
+    ]
+
+
+def jump_lines(jumps: Iterable[Jump], groups: int) -> list[str]:
+    """Return one line for each jump of a learning rate; groups that jump alike share one."""
+    alike: dict[tuple[float, float, int], list[int]] = {}
+    for jump in jumps:
+        alike.setdefault((jump.before, jump.after, jump.step), []).append(jump.group)
+    return [
+        f"the learning rate{_of_groups(numbers, groups)} {_times(before, after)} at step {step:,}, from "
+        f"{exact(float(f'{before:.6g}'))} to {exact(float(f'{after:.6g}'))}"
+        for (before, after, step), numbers in alike.items()
+    ]
+
+
+def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
+    """Return weight decay that halves the weights before a step, or doubles them.
+
+    Decoupled weight decay multiplies a weight by ``1 - lr * weight_decay`` in each step.
+    """
+    for setting in reversed(configuration.settings):
+        if setting.name != "weight_decay" or not _is_early_or_recent(configuration, setting, since):
+            continue
+        value, group = setting.value, setting.groups[0]
+        rate = configuration.number("lr", group, setting.step)
+        before = _before(configuration, setting)
+        if rate is None or not isinstance(value, float) or not _is_decoupled(configuration, group, setting.step):
+            continue
+        factor, steps = 1 - rate * value, since - _first(setting) + 1
+        has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
+        if has_risen and abs(_doublings(factor, steps)) >= 1:
+            of_groups = _of_groups(setting.groups, configuration.groups)
+            change = "has been" if before is None else f"rose from {exact(before)} to"
+            return SettingCause(
+                "weight_decay",
+                "weight_decay",
+                f"weight decay{of_groups} {change} {exact(value)} {_when(setting)}: with the learning rate "
+                f"{exact(rate)} each step multiplies its weights by 1 - {exact(rate)} * {exact(value)} = "
+                f"{exact(round(factor, 6))}",
+            )
+    return None
+
+
+def find_momentum(configuration: Configuration, since: int, *, from_start: bool) -> SettingCause | None:
+    """Return a momentum of SGD that never brakes; one of the first steps ``from_start``, or if it is certain."""
+    for setting in reversed(configuration.settings):
+        value = setting.value
+        if setting.name not in ("momentum", "beta1", "beta2") or not isinstance(value, float):
+            continue
+        is_near = setting.checked is not None or from_start or value >= CERTAIN_MOMENTUM
+        is_high = value >= (HIGH_MOMENTUM if setting.name == "momentum" else 1.0)
+        if not (is_near and is_high and _is_early_or_recent(configuration, setting, since)):
+            continue
+        if configuration.number("dampening", setting.groups[0], setting.step):
+            continue
+        before = _before(configuration, setting)
+        change = "has been" if before is None else f"went from {exact(before)} to"
+        sums = "all gradients since then" if value >= 1 else f"up to {1 / (1 - value):,.0f} gradients"
+        effect = f": each step is the sum of {sums}" if setting.name == "momentum" else ""
+        of_groups = _of_groups(setting.groups, configuration.groups)
+        return SettingCause(
+            "momentum", setting.name, f"{setting.name}{of_groups} {change} {exact(value)} {_when(setting)}{effect}"
+        )
+    return None
+
+
+def find_tiny_clip(configuration: Configuration, step: int) -> SettingCause | None:
+    """Return a clip that leaves next to nothing of the gradients."""
+    limits = [each for each in configuration.settings if each.name == "max_norm" and each.step <= step]
+    limit, norm = limits[-1].value if limits else None, configuration.total_norm
+    if not isinstance(limit, float) or norm is None or limit > TINY_CLIP * norm:
+        return None
+    sentence = f"gradients are clipped to a norm of {exact(limit)}, and had one of {norm:.2g} before the clip"
+    return SettingCause("tiny_clip", "max_norm", sentence)
+
+
+def exact(value: bool | float | str | None) -> str:
+    """Return a value as it was set: ``100,000``, ``0.9999999``, ``1e-8``."""
+    if not isinstance(value, float):
+        return str(value)
+    return re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{value + 0.0:,.12g}")
+
+
+def _recent(configuration: Configuration, since: int) -> Iterator[tuple[Setting, bool | float | str]]:
+    """Yield the settings that changed shortly before a step, with the values before."""
+    for setting in configuration.settings:
+        before = _before(configuration, setting)
+        if before is not None and _is_recent(setting, since):
+            yield setting, before
+
+
+def _is_jump(before: bool | float | str, after: bool | float | str) -> bool:
+    """Return True unless both are numbers that a schedule may lead from one to the other."""
+    if not isinstance(before, float) or not isinstance(after, float):
+        return before != after
+    pairs = ((abs(before), abs(after)), (abs(1 - before), abs(1 - after)))
+    return any(max(pair) >= LEAST_JUMP * min(pair) for pair in pairs)
+
+
+def _before(configuration: Configuration, setting: Setting) -> bool | float | str | None:
+    """Return the value before a change, None for the first one."""
+    earlier = configuration.settings[: configuration.settings.index(setting)]
+    alike = [each for each in earlier if each.name == setting.name and set(setting.groups) <= set(each.groups)]
+    return None if setting.checked is None or not alike else alike[-1].value
+
+
+def _first(setting: Setting) -> int:
+    """Return the first step that a setting may have been in force at."""
+    return setting.step if setting.checked is None else setting.checked + 1
+
+
+def _is_recent(setting: Setting, since: int) -> bool:
+    return setting.checked is not None and 0 <= since - _first(setting) <= NEAR_STEPS
+
+
+def _is_early_or_recent(configuration: Configuration, setting: Setting, since: int) -> bool:
+    """Return True if a setting changed shortly before a step, or is the first one, in force until this early step."""
+    if setting.checked is not None:
+        return _is_recent(setting, since)
+    later = [each for each in configuration.settings if each.name == setting.name and each.checked is not None]
+    return 0 <= since - setting.step <= EARLY_STEPS and not any(
+        set(each.groups) & set(setting.groups) for each in later
+    )
+
+
+def _is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+    flag = configuration.value("decoupled_weight_decay", group, step)
+    kind = str(configuration.value("optimizer", group, step))
+    return flag is True or "AdamW" in kind
+
+
+def _doublings(factor: float, steps: int) -> float:
+    """Return how often a factor doubles a weight in some steps; negative if it halves it."""
+    return steps * math.log2(abs(factor)) if factor else -math.inf
+
+
+def _times(before: float, after: float) -> str:
+    ratio = max(before, after) / min(before, after) if min(before, after) > 0 else 0.0
+    verb = "rose" if after > before else "fell"
+    return f"{verb} {ratio:,.3g} times" if 0 < ratio < 1000 else f"{verb} {ratio:,.0f} times" if ratio else verb
+
+
+def _when(setting: Setting) -> str:
+    if setting.checked is None:
+        return f"since step {setting.step:,}"
+    if setting.step - setting.checked <= 1:
+        return f"at step {setting.step:,}"
+    return f"between steps {setting.checked:,} and {setting.step:,}"
+
+
+def _name(setting: Setting, configuration: Configuration) -> str:
+    of_groups = _of_groups(setting.groups, configuration.groups) if setting.groups else ""
+    return f"{'the norm of the clip' if setting.name == 'max_norm' else setting.name}{of_groups}"
+
+
+def _of_groups(numbers: Sequence[int], groups: int) -> str:
+    """Return `` of parameter group 1`` or `` of all groups``, and nothing for the only group."""
+    if len(numbers) >= groups > 0:
+        return " of all groups" if groups > 1 else ""
+    *others, last = map(str, numbers)
+    return f" of parameter groups {', '.join(others)} and {last}" if others else f" of parameter group {last}"
