@@ -85,7 +85,7 @@ def test_a_rate_in_a_tensor_is_not_read_but_given_time(collector: Recorded) -> N
     model = mlp(torch.bfloat16)
     train(collector, model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-6)), steps=AT_LATEST + 2)
     (fact,) = collector.facts("bf16_weights_lr")
-    assert f"the learning rate (1e-6 at step {AT_LATEST})" in fact["text"]
+    assert f"the learning rate (1e-6 at step {AT_LATEST:,})" in fact["text"]
 
 
 @pytest.mark.parametrize(("warm_up", "is_told"), [(200, False), (40, True)])
