@@ -16,7 +16,7 @@ DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
 BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
-.PHONY: demo test test-all test-gpu check detection loops benchmarks browser screenshots clean
+.PHONY: demo test test-all test-gpu check detection words loops benchmarks browser screenshots clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -45,6 +45,10 @@ detection: $(VENV)/.product
 	  $(BIN)/python -m detection.suite $(if $(SUBSET),--quick,$(ARGS)) || status=1; \
 	  $(BIN)/python -m detection.table $(if $(SUBSET),--subset $(SUBSET)) || status=1; \
 	  exit $$status
+
+# All that is said of 20 jobs, beside their truth; status 1: a sentence is false. ARGS='--jobs lr_times_6000' for one.
+words: $(VENV)/.product
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m words.report $(ARGS)
 
 loops: $(VENV)/.development
 	$(BIN)/python tests/support/agent/loop_table.py

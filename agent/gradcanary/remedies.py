@@ -66,9 +66,9 @@ CAUSES: Mapping[str, Cause] = {
         "group_settings",
     ),
     "whole_blocks": Cause(
-        "Everything in these blocks collapsed together: gradient no longer flows into them. A detached or "
-        "no_grad branch, a gate or residual scale near zero, or weights behind them driven to zero would do that.",
-        "flow",
+        "Everything in these blocks collapsed together: next to no gradient flows into them. A gate or residual scale "
+        "near zero, or weights behind them driven to zero would do that.",
+        "small",
     ),
     "rate_jump": Cause(
         "A learning rate jumped right before. Weights that it drives far away, or to zero, leave no gradient to the "
@@ -76,10 +76,10 @@ CAUSES: Mapping[str, Cause] = {
         "group_settings",
     ),
     "unknown_fall": Cause(
-        "Nothing else was reported around these steps that would explain it. Check first: learning rate and weight "
-        "decay of the parameters these layers are multiplied with (a factor of zero leaves no gradient to the others), "
-        "weights driven to zero further up, inputs that became zero, and branches that were detached.",
-        "group_settings",
+        "Nothing else was reported around these steps that would explain it. What these layers are multiplied with may "
+        "have become small: their inputs, weights behind them, or a gate. Or an activation or a softmax behind them "
+        "is saturated.",
+        "small",
     ),
     "under_siblings": Cause(
         "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
@@ -88,20 +88,21 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "under_threshold": Cause(
         "The gradient is under the threshold you gave, which is taken at its word; no other evidence was asked for.",
-        "flow",
+        "small",
     ),
     "low_when_joined": Cause(
         "The gradient was already low when the job was joined. Whether it ever was higher cannot be known from here.",
-        "flow",
+        "depth",
     ),
     "converged": Cause(
-        "The loss came down along with the gradients, as it does when a training converges.",
+        "The loss came down along with the gradients. If it took many steps, the training converges. If it took one, "
+        "something divides the loss.",
         "converged",
     ),
     "common_fall": Cause(
-        "All gradients fell around the same step, and the loss does not explain it. Weights that shrink toward zero "
-        "or move far away would do that (weight decay, learning rate), or a changed factor in front of the loss or "
-        "the whole network.",
+        "All gradients fell around the same step, and the loss does not explain it. If the weights shrank or moved far "
+        "away, weight decay or the learning rate did that. If they did not, a factor in front of the loss or of the "
+        "whole network changed.",
         "whole_model",
     ),
     "after_explosion": Cause(
@@ -121,21 +122,27 @@ CAUSES: Mapping[str, Cause] = {
         "explosion",
     ),
     "diverging": Cause(
-        "The loss is far above its level, or something is not finite already, and so are the gradients: the training "
-        "diverges. Which setting or batch caused it is not known from the gradients.",
+        "The loss is far above its level, or something is not finite already, and so are the gradients. If they rose "
+        "over many steps, the training diverges. If they jumped in one, something changed at it: the batch, the "
+        "targets, weights that were loaded, or a setting.",
         "diverging",
     ),
     "cut_off": Cause(
         "No gradient reaches these parameters any more: a branch that is not taken, a .detach() or torch.no_grad() "
-        "around it, an optimizer's zero_grad between backward and step, or a factor that became zero. Or the module "
-        "was replaced after the optimizer was made: the optimizer still holds the old parameters.",
+        "around it, or an optimizer's zero_grad between backward and step. Or the module was replaced after the "
+        "optimizer was made: the optimizer still holds the old parameters.",
         "flow",
     ),
     "cut_off_blocks": Cause(
         "Whole blocks lost their gradient together and all others kept theirs: the path through them is cut, by a "
-        "branch that is not taken, a .detach() or torch.no_grad() around it, or a factor that became zero; or they "
-        "were replaced after the optimizer was made.",
+        "branch that is not taken, or a .detach() or torch.no_grad() around it. Or they were replaced after the "
+        "optimizer was made.",
         "flow",
+    ),
+    "became_zero": Cause(
+        "The gradient of these parameters is exactly zero, not missing: an activation behind them may be flat for "
+        "every input, or a factor that they are multiplied with zero.",
+        "small",
     ),
     "no_gradient_at_all": Cause(
         "No layer has a gradient any more: the loss that is differentiated does not depend on the parameters, or "
@@ -148,9 +155,8 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "only_zeros": Cause(
-        "Gradients reach the watched layers and have been exactly zero all along, so none of them learns. "
-        "A factor that they are multiplied with is zero: for example weights that start at zero and that no optimizer "
-        "holds.",
+        "Gradients reach the watched layers and have been exactly zero all along, so none of them learns. An "
+        "activation behind them is zero for every input, or weights that they are multiplied with are.",
         "factor",
     ),
     "idle_for_long": Cause(
@@ -164,9 +170,19 @@ CAUSES: Mapping[str, Cause] = {
         "meant",
     ),
     "never_used": Cause(
-        "The optimizer holds these layers and the loss does not depend on them: a head that this task does not use, a "
-        "module that the forward pass does not call, or one that was replaced after the optimizer was made.",
+        "The optimizer holds these layers and the loss has not depended on them so far: a head that this task does not "
+        "use, or a module that the forward pass does not call.",
         "unused",
+    ),
+    "never_used_unnamed": Cause(
+        "The optimizer holds these parameters and the loss has not depended on them so far. No module that was found "
+        "has them: theirs was replaced after the optimizer was made, or the forward pass does not call it.",
+        "unused",
+    ),
+    "cancelled": Cause(
+        "Gradients reach these layers and have been exactly zero all along: the loss does not depend on them, as on a "
+        "bias that a norm or a difference cancels.",
+        "meant_zero",
     ),
     "lossy_sum": Cause(
         "Gradients are summed over micro-steps in a dtype that swallows small ones: an addend far under the sum "
@@ -252,7 +268,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "nonfinite_gradient": Cause(
         "Gradients became NaN or infinite while the loss was finite: the backward of some operation overflows or "
-        "divides by zero (sqrt or norm at zero, a mask full of -inf, float16).",
+        "divides by zero (sqrt or norm at zero, a mask full of -inf).",
         "nonfinite",
     ),
 }

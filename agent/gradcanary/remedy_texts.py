@@ -6,31 +6,37 @@ from collections.abc import Mapping
 
 _GROUPS = "Print every parameter group with its learning rate and weight decay, and compare with what you meant."
 _FLOW = (
-    "Check that the layers still take part: requires_grad, no .detach() or torch.no_grad() around them, gates and "
-    "scales in front of them away from zero. Weights behind them driven to zero stop their gradient as well."
+    "Check that the layers still take part: requires_grad is on, no .detach() or torch.no_grad() stands around them, "
+    "and the forward pass calls them."
 )
 _NONFINITE = (
     "Find the operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before; look at the "
     "batch of that step."
 )
 _NONFINITE_LOSS = (
-    "Look at the loss of the steps before. If it did not rise, look for a log or a division of zero: find the "
-    "operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. If it rose, look at the "
-    "optimizer's settings."
+    "Look at the loss of the steps before. If it did not rise, look at the batch of that step, and find the operation, "
+    "such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. "
+    "If it rose, look at the optimizer's settings."
 )
 _WHOLE_MODEL = (
-    "Print the optimizer's settings (learning rate, weight decay) and the size of the weights, before and after this "
-    "step. If both are unchanged, check what multiplies or divides the loss."
+    "Print the size of the weights and the optimizer's settings before and after this step. If both are unchanged, "
+    "check what multiplies or divides the loss. If they are not, go back to a checkpoint before this step."
 )
 _DEPTH = (
     "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "
     "use ReLU or GELU in the place of sigmoid or tanh, normalisation, residual connections, or an initialisation that "
     "fits the activation. If not, look for a gate or scale near zero before these layers."
 )
-_FACTOR = (
-    "Print which parameters are zero and which ones the optimizer holds. Give the optimizer those that should train, "
-    "or initialise them with other values than zero."
+_SMALL = (
+    "Compare a step before this one with one after it: the inputs, the output of each layer, and the size of the "
+    "weights. Where they differ is the cause: data that changed their scale, an activation or a softmax that is "
+    "saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached branch looks the same."
 )
+_FACTOR = (
+    "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
+    "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
+)
+_MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
@@ -56,6 +62,8 @@ _PRINT_TRAINABLE = "for n, p in model.named_parameters(): print(n, p.requires_gr
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
+_PRINT_WEIGHTS = "for n, p in model.named_parameters(): print(n, float(p.detach().abs().max()))"
+
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 _EXPLOSION = (
@@ -63,8 +71,9 @@ _EXPLOSION = (
     "or warm it up longer; clip the total norm."
 )
 _DIVERGING = (
-    "Print the optimizer's settings: a learning rate or momentum that is too high makes a training diverge. Go "
-    "back to a checkpoint before this step, correct the setting, and clip the total norm if none is too high."
+    "Compare the batch of this step with those before. If it is like them, print the optimizer's settings: a learning "
+    "rate or momentum that is too high makes a training diverge. Correct what is wrong and go back to a checkpoint "
+    "before this step. If nothing is wrong and nothing clips yet, clip the total norm."
 )
 _UNUSED = (
     "Compare the parameters of the optimizer with those of the model. Make the optimizer when the model is "
@@ -85,7 +94,9 @@ TEXTS: Mapping[str, str] = {
     "flow": _FLOW,
     "whole_model": _WHOLE_MODEL,
     "depth": _DEPTH,
+    "small": _SMALL,
     "factor": _FACTOR,
+    "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
     "diverging": _DIVERGING,
@@ -103,7 +114,9 @@ TEXTS: Mapping[str, str] = {
 CODE: Mapping[str, str] = {
     "whole_model": _PRINT_SETTINGS,
     "depth": _PRINT_GRADIENTS,
+    "small": _PRINT_WEIGHTS,
     "factor": _PRINT_HELD,
+    "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

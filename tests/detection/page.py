@@ -4,6 +4,7 @@ from pathlib import Path
 
 from detection.rivals import RIVALS
 from detection.verdicts import Row, totals
+from words.check import Flaw
 
 PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
 
@@ -20,7 +21,15 @@ FAULTS_HEAD = """\
 
 late: steps from the fault to the incident, negative if the incident is earlier than the step at which the
 float64 values count as fallen. Rules that send no messages are on the page only.
+
+words true?: no sentence of headline, cause, evidence, fix or message is false, the true cause is named where the data
+show it, and one fix mends the job ([what is held true](../tests/detection/wording.py)). Numbers are those of the false
+sentences, which stand under the tables.
 """
+
+FAULT_COLUMNS = ("case", "what happens", "truth", "said", "layers", "late", "messages", "words true?")
+
+CONTROL_COLUMNS = ("case", "what it is", "steps", "said", "messages", "words true?")
 
 CONTROLS_HEAD = """
 ## Healthy jobs
@@ -46,7 +55,7 @@ caught: raised after the fault; early: raised before it, so it would not be beli
 
 def lines(rows: list[Row]) -> list[str]:
     """Return the table for a terminal."""
-    head = f"{'case':34} {'truth':36} {'said':44} {'layers':6} {'late':>5} {'told':>4}  verdict"
+    head = f"{'case':34} {'truth':36} {'said':44} {'layers':6} {'late':>5} {'told':>4} {'words':5}  verdict"
     return [head, *(_line(row) for row in rows)]
 
 
@@ -54,7 +63,9 @@ def _line(row: Row) -> str:
     verdict = f"{'known' if row.is_known else 'WRONG'}: {row.miss}" if row.miss else "ok"
     late = "-" if row.delay is None else row.delay
     told = len(row.messages)
-    return f"{row.case.name:34} {_truth(row):36} {_said(row):44} {row.layers:6} {late:>5} {told:>4}  {verdict}"
+    words = "false" if row.flaws else "true" if row.said else "-"
+    start = f"{row.case.name:34} {_truth(row):36} {_said(row):44} {row.layers:6} {late:>5} {told:>4} {words:5}"
+    return f"{start}  {verdict}"
 
 
 def _truth(row: Row) -> str:
@@ -73,15 +84,17 @@ def page(rows: list[Row]) -> str:
     """Return docs/detection.md."""
     faults = [row for row in rows if row.case.is_fault]
     controls = [row for row in rows if not row.case.is_fault]
+    notes = list(dict.fromkeys(flaw for row in rows for flaw in row.flaws))
     parts = [
         HEAD,
         "\n".join(f"- {each}" for each in totals(rows)),
         "",
         _wrong(rows),
         FAULTS_HEAD,
-        _table(["case", "what happens", "truth", "said", "layers", "late", "messages"], list(map(_fault, faults))),
+        _table([*FAULT_COLUMNS], [_fault(row, notes) for row in faults]),
         CONTROLS_HEAD,
-        _table(["case", "what it is", "steps", "said", "messages"], list(map(_control, controls))),
+        _table([*CONTROL_COLUMNS], [_control(row, notes) for row in controls]),
+        *_footnotes(notes),
         RIVALS_HEAD,
         _table(["", "gradcanary", *RIVALS], _comparison(rows)),
         "",
@@ -100,14 +113,27 @@ def _wrong(rows: list[Row]) -> str:
     )
 
 
-def _fault(row: Row) -> list[str]:
+def _fault(row: Row, notes: list[Flaw]) -> list[str]:
     late = "-" if row.delay is None else str(row.delay)
-    return [row.case.name, row.case.about, _truth(row), _said(row), row.layers, late, str(len(row.messages))]
+    about = [row.case.name, row.case.about, _truth(row), _said(row), row.layers, late]
+    return [*about, str(len(row.messages)), _words(row, notes)]
 
 
-def _control(row: Row) -> list[str]:
+def _words(row: Row, notes: list[Flaw]) -> str:
+    if row.flaws:
+        return f"no: {', '.join(str(notes.index(flaw) + 1) for flaw in row.flaws)}"
+    return "yes" if row.said else "-"
+
+
+def _footnotes(notes: list[Flaw]) -> list[str]:
+    """Return the lines under the tables, of false sentences by number."""
+    return ["", "False words:", "", *(f"{number}. {flaw}" for number, flaw in enumerate(notes, 1))] if notes else []
+
+
+def _control(row: Row, notes: list[Flaw]) -> list[str]:
     every = "" if row.case.every == 1 else f", every {row.case.every}"
-    return [row.case.name, row.case.about, f"{row.steps}{every}", _said(row), str(len(row.messages))]
+    steps = f"{row.steps}{every}"
+    return [row.case.name, row.case.about, steps, _said(row), str(len(row.messages)), _words(row, notes)]
 
 
 def _ours(row: Row) -> str:

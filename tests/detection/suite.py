@@ -3,7 +3,8 @@
 Each case is a training in a process of its own under ``gradcanary.watch()``, default rules, one collector for all, and
 a webhook receiver that checks signatures. Prints what is true, what was said, the rules of others on the same
 gradients, and names what is wrong. Ends with status 1 if a healthy job got a message or a fault was missed, unless
-the case says that it is known and why. ``--write`` publishes the tables in docs/detection.md.
+the case says that it is known and why, or if a sentence about a job is false. ``--write`` publishes the tables in
+docs/detection.md.
 """
 
 import argparse
@@ -20,9 +21,12 @@ from detection.cases import CASES
 from detection.page import PAGE, lines, page
 from detection.truths import Read
 from detection.verdicts import Row, Said, judge, totals
+from detection.wording import find_case_flaws
 from gradcanary.demo.processes import Collector, new_secret
 from gradcanary.demo.story import Receiver
 from support import warm
+from words.check import Incident
+from words.report import read_incident, read_message
 
 AT_ONCE = 2
 GATHERED_S = 15.0
@@ -52,14 +56,15 @@ def train(case: Case, collector: Collector, folder: Path) -> int:
     return ended.returncode
 
 
-def said(case: Case, collector: Collector) -> tuple[Said, ...]:
-    """Return the incidents of a job."""
+def said(case: Case, collector: Collector) -> tuple[tuple[Said, ...], list[Incident]]:
+    """Return the incidents of a job, and what is said of each."""
     found = collector.read(f"/incidents?run={case.name}")["incidents"]
     full = [collector.read(f"/incidents/{each['id']}") for each in found]
-    return tuple(
+    incidents = tuple(
         Said(each["rule"], each["severity"], each["opened_step"], frozenset(layer["name"] for layer in each["layers"]))
         for each in full
     )
+    return incidents, [read_incident(each, told=False) for each in full]
 
 
 def measure(cases: tuple[Case, ...]) -> list[Row]:
@@ -75,11 +80,14 @@ def measure(cases: tuple[Case, ...]) -> list[Row]:
         rows = []
         for case, status in zip(cases, statuses, strict=True):
             file = folder / f"{case.name}.npz"
-            told = tuple(each.content["type"] for each in receiver.messages if each.data["run"] == case.name)
+            messages = [each for each in receiver.messages if each.data["run"] == case.name]
+            told = tuple(each.content["type"] for each in messages)
             if status or not file.exists():
                 rows.append(judge(case, status, None, (), told))
-            else:
-                rows.append(judge(case, status, Read.of(file), said(case, collector), told))
+                continue
+            incidents, words = said(case, collector)
+            flaws = find_case_flaws(case, [*words, *(read_message(each.data) for each in messages)])
+            rows.append(judge(case, status, Read.of(file), incidents, told, flaws))
         return rows
 
 
@@ -102,11 +110,13 @@ def main() -> int:
     print("\n".join([*lines(rows), "", *totals(rows)]))
     wrong = [row for row in rows if row.miss]
     print("\n".join(f"{'known' if row.is_known else 'WRONG'}: {row.case.name}: {row.miss}" for row in wrong))
+    false = [f"FALSE: {row.case.name}: {flaw}" for row in rows for flaw in row.flaws]
+    print("\n".join(false))
     solved = [row.case.name for row in rows if row.is_known and not row.miss]
     print("\n".join(f"no longer: {name}" for name in solved), end="")
     if arguments.write:
         PAGE.write_text(page(rows), "utf-8")
-    return int(any(not row.is_known for row in wrong))
+    return int(bool(false) or any(not row.is_known for row in wrong))
 
 
 if __name__ == "__main__":

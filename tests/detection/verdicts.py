@@ -7,6 +7,7 @@ from statistics import median
 from detection.case import Case
 from detection.rivals import RIVALS
 from detection.truths import TRUTHS, Read
+from words.check import Flaw
 
 WHOLE_RUN = "(whole run)"
 SOON = 100
@@ -30,7 +31,8 @@ class Said:
 @dataclass(frozen=True)
 class Row:
     """One job: ``status`` is its own, ``true`` the layers that went wrong and when ("" the run), ``messages`` the types
-    of what the receiver got, ``rivals`` the first step at which others would have spoken."""
+    of what the receiver got, ``rivals`` the first step at which others would have spoken, ``flaws`` the sentences that
+    are false."""
 
     case: Case
     status: int
@@ -39,6 +41,7 @@ class Row:
     said: tuple[Said, ...]
     messages: tuple[str, ...]
     rivals: dict[str, int | None] = field(default_factory=dict)
+    flaws: tuple[Flaw, ...] = ()
 
     @property
     def true_step(self) -> int:
@@ -106,13 +109,20 @@ class Row:
         return "caught" if step >= self.case.since else "early"
 
 
-def judge(case: Case, status: int, read: Read | None, said: tuple[Said, ...], messages: tuple[str, ...]) -> Row:
+def judge(
+    case: Case,
+    status: int,
+    read: Read | None,
+    said: tuple[Said, ...],
+    messages: tuple[str, ...],
+    flaws: tuple[Flaw, ...] = (),
+) -> Row:
     """Return the row of a job; one that did not end well left nothing to read."""
     if read is None:
         return Row(case, status or 1, 0, {}, said, messages, dict.fromkeys(RIVALS))
     true = TRUTHS[case.truth](read, case.since) if case.truth else {"": case.since} if case.is_fault else {}
     rivals = {name: rule(read) for name, rule in RIVALS.items()}
-    return Row(case, status, len(read.loss), true, said, messages, rivals)
+    return Row(case, status, len(read.loss), true, said, messages, rivals, flaws)
 
 
 def _disagreement(case: Case, true: dict[str, int]) -> str:
@@ -135,10 +145,12 @@ def totals(rows: list[Row]) -> list[str]:
     noise, steps = sum(len(row.messages) for row in controls), sum(row.steps for row in controls)
     told = [row for row in named if set(row.true) - {""}]
     right, parts = (sum(row.layers == each for row in told) for each in ("all", "some"))
+    honest = sum(not row.flaws for row in faults)
     return [
         f"recall: {caught} of {len(faults)} faults",
         f"right rule: {len(named)} of {len(faults)}",
         f"right layers: {right} of {len(told)} incidents with layers, {parts} a part",
+        f"words true: {honest} of {len(faults)} faults",
         f"observations to detect: median {median(delays or [0]):.0f}, at most {max(delays, default=0):.0f}",
         f"messages per 1,000 healthy steps: {1000 * noise / max(1, steps):.2f} ({noise} in {steps:,})",
     ]

@@ -1,6 +1,7 @@
 """Run the jobs against a real collector, and hold its words against the truth.
 
-Run it as ``python -m words.report [--jobs NAME ...]``, with ``PYTHONPATH=tests``. The collector is the README's
+Run it as ``make words``, or ``python -m words.report [--jobs NAME ...]`` with ``PYTHONPATH=tests``; it ends with status
+1 if a sentence is false. The collector is the README's
 ``gradcanary up --data ... --webhook ...``, and each job is a process of its own. Incidents are read from the
 documented HTTP API and from the bodies of the webhook. Raw sentences stand under the table, for a human to judge.
 """
@@ -239,7 +240,7 @@ def indent(text: str) -> str:
     return text.strip().replace("\n", "\n    ")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="words.report", description="Hold the product's words against the truth.")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="NAME")
     parser.add_argument("--quiet", type=float, default=45, help="seconds without a message at the end")
@@ -252,7 +253,8 @@ def main() -> None:
     print(f"Messages for {len(faulty)} faulty runs: {sum(outcome.messages for outcome in faulty)}.")
     for outcome in outcomes:
         print_details(outcome)
+    return int(flawed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

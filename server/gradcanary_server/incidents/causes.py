@@ -39,7 +39,6 @@ _CODES = {
     "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
     "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
-    "unused": {DEFAULT: "never_used"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
@@ -52,6 +51,8 @@ _CODES = {
 
 _HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+_POSITION = re.compile(r"group\d+\.\d+")
+"""The name of a layer that the optimizer holds and no module has."""
 
 
 class LayerInfo(NamedTuple):
@@ -216,7 +217,8 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     layers = [member.since_step for number, member in context.members.items() if number is not None]
     if loss is None:
         return "nonfinite_gradient", []
-    if layers and min(layers) < loss.since_step:
+    # Of steps that a scaler skips the loss counts from the one at which they are too many.
+    if layers and context.incident.opened_step < loss.since_step:
         return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
     if any(near.rule == "explosion" for near in context.near):
         return "diverged", []
@@ -235,10 +237,19 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
         return "never_any_gradient", []
     if "stopped" not in kinds:
         return "idle_for_long", []
+    if all(member.value == 0 for member in members):
+        return "became_zero", []
     if len(context.named) == len(context.layers):
         return "no_gradient_at_all", []
     evidence = _blocks(context, "lost its gradient")
     return ("cut_off_blocks" if evidence else "cut_off"), evidence
+
+
+def _unused(context: CauseContext) -> tuple[str, list[str]]:
+    if all(member.value == 0 for member in context.members.values()):
+        return "cancelled", []
+    is_unnamed = any(_POSITION.fullmatch(layer.name) for layer in _named(context))
+    return ("never_used_unnamed" if is_unnamed else "never_used"), []
 
 
 def _largest_loss(context: CauseContext) -> list[str]:
@@ -256,4 +267,4 @@ def _facts(context: CauseContext) -> list[str]:
     return [fact.text for fact in context.facts if not fact.layers or names & set(fact.layers)][:MAX_FACTS]
 
 
-_SEARCHED = {"nonfinite": _nonfinite, "vanished": _vanished}
+_SEARCHED = {"nonfinite": _nonfinite, "unused": _unused, "vanished": _vanished}

@@ -257,9 +257,12 @@ def test_known_facts_are_evidence():
 
 
 def test_nonfinite_says_what_was_first():
-    loss, gradient = fired(None, rule="nonfinite", since=500), fired(3, rule="nonfinite", since=490)
+    loss = fired(None, rule="nonfinite", step=500, since=500)
+    gradient = fired(3, rule="nonfinite", step=490, since=490)
     assert scene(loss).code == "nonfinite_loss"
-    assert scene(loss, gradient).code == "nonfinite_gradient"
+    assert scene(gradient, loss).code == "nonfinite_gradient"
+    skipped = fired(3, rule="nonfinite", step=500, since=490)
+    assert scene(skipped, loss).code == "nonfinite_loss"
     assert scene(gradient, dtype="float16").code == "fp16_overflow"
 
 
@@ -324,8 +327,8 @@ def test_plain_fix_names_no_part_that_the_run_may_not_have(cause):
     fix = remedies.fix(cause, "pytorch")
     words = f"{remedies.CAUSES[cause].text} {fix.text} {fix.code}"
     if cause not in ("fp16_zeros", "fp16_overflow", "scaled_clip"):
-        assert not re.search(r"\bscaler|unscal|'cuda'", words)
-    assert not re.search(r"lr_lambda|accumulation_steps", words)
+        assert not re.search(r"\bscaler|unscal", words)
+    assert not re.search(r"lr_lambda|accumulation_steps|'cuda'", words)
 
 
 @pytest.mark.parametrize("framework", remedies.FRAMEWORKS)
@@ -362,13 +365,33 @@ def test_gradients_of_exact_zeros_are_not_cut_off():
     assert scene(never(None)).code == "never_any_gradient"
 
 
+def test_gradients_that_became_exactly_zero_are_not_cut_off():
+    def stopped(number, value):
+        return fired(number, rule="vanished", evidence="stopped", value=value)
+
+    assert scene(stopped(0, 0.0), stopped(1, 0.0)).code == "became_zero"
+    assert scene(stopped(0, 0.0), stopped(1, None)).code == "cut_off"
+    for code in ("became_zero", "only_zeros"):
+        assert "detach" not in remedies.CAUSES[code].text
+
+
+def test_unused_layer_without_a_module_may_be_that_of_a_replaced_one():
+    def unused(value=None):
+        return fired(0, rule="unused", evidence=None, value=value)
+
+    assert scene(unused(), names=("group0.4", "head.weight")).code == "never_used_unnamed"
+    assert scene(unused(), names=("group0.bias", "head.weight")).code == "never_used"
+    assert "replaced" not in remedies.CAUSES["never_used"].text
+    assert scene(unused(0.0)).code == "cancelled"
+
+
 def test_loss_that_turns_infinite_after_an_explosion_diverged():
     near = (causes.NearbyIncident(30, "explosion", "critical", 330),)
     assert scene(fired(None, rule="nonfinite"), near=near).code == "diverged"
 
 
 def test_a_lost_gradient_may_be_that_of_a_module_which_was_replaced():
-    for code in ("cut_off", "cut_off_blocks", "never_used"):
+    for code in ("cut_off", "cut_off_blocks", "never_used_unnamed"):
         assert "replaced after the optimizer was made" in remedies.CAUSES[code].text
 
 
