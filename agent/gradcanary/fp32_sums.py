@@ -34,6 +34,7 @@ from gradcanary.model.parameters import Location, ParameterRef, live_objects, lo
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import DEFAULT_URL, Settings
 from gradcanary.stats.kernels import LOW_PRECISION
+from gradcanary.wording import count
 
 Parameters = Sequence[nn.Parameter]
 
@@ -240,7 +241,7 @@ def _parameters_named(optimizer: torch.optim.Optimizer, params: str) -> Paramete
     named = [(name, parameter) for name, parameter in found if expression.search(name) and parameter is not None]
     chosen = [parameter for _, parameter in named if id(parameter) in low]
     if not chosen:
-        what = f"{len(named)} layers, none of them bfloat16 or float16" if named else "no layer"
+        what = f"{count(len(named), 'layer')}, none of them bfloat16 or float16" if named else "no layer"
         others = ", ".join([name for name, parameter in found if id(parameter) in low][:3])
         raise ValueError(f"fp32_accumulators(params={params!r}) matches {what}; there are, for example, {others}")
     return chosen

@@ -71,7 +71,9 @@ def _add_ack(commands: Commands) -> None:
     command.add_argument("--note", help="shown with it (default: the note that it has)")
     command.add_argument("--by", default=None, help="your name (default: your user name)")
     command.add_argument(
-        "--new-baseline", action="store_true", help="the present values are right: its layers learn a new baseline"
+        "--new-baseline",
+        action="store_true",
+        help="accept the present values as normal (a new baseline)",
     )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from gradcanary.wording import count
+
 COLLAPSED = {f"blocks.{block}.lora_A.weight" for block in (3, 4, 5)}
 
 FAULT_STEP = 200
@@ -66,7 +68,7 @@ def problems(read: Read, runs: Runs, messages: Sequence[Message] | None, refused
     alarms = _alarms(read, runs.faulty)
     wrong = [*_twin_problems(read, runs.twin), *_loss_problems(read, runs.faulty)]
     if refused:
-        wrong.append(f"{refused} webhooks had a wrong signature")
+        wrong.append(f"{count(refused, 'webhook')} had a wrong signature")
     if [each["rule"] for each in alarms] != ["collapse"]:
         return [
             f"{runs.faulty} has incidents of the rules {[each['rule'] for each in alarms]}, not one collapse",
@@ -92,7 +94,7 @@ def _incident_problems(incident: dict[str, Any]) -> Iterator[str]:
         yield f"the likely cause is {incident['likely_cause']['code']}, not the weight decay"
     delay = incident["opened_step"] - TRUE_STEP
     if not 0 <= delay <= MAX_STEPS_TO_DETECT:
-        yield f"the incident opened at step {incident['opened_step']}, {delay} steps after the fall"
+        yield f"the incident opened at step {incident['opened_step']}, {count(delay, 'step')} after the fall"
 
 
 def _webhook_problems(messages: Sequence[Message], incident: dict[str, Any]) -> Iterator[str]:

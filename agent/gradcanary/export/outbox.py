@@ -27,6 +27,7 @@ from gradcanary.export.batches import (
     set_dropped_steps,
 )
 from gradcanary.export.spool import Progress, Spool, StoredBatch, expendable_positions
+from gradcanary.wording import count
 
 MEMORY_BYTES = 128 * 2**20
 
@@ -35,7 +36,7 @@ Creates = Callable[[bytes, Progress], Spool]
 
 NO_SPOOL = "no spool can be kept ({error}); what the collector does not take waits in memory"
 NOT_WRITTEN = "{path} cannot be written ({error}); what comes now waits in memory"
-NOT_READ = "{path} cannot be read ({error}); {steps} steps are lost"
+NOT_READ = "{path} cannot be read ({error}); {steps} lost"
 
 
 class RetryQueue:
@@ -103,7 +104,8 @@ class RetryQueue:
             try:
                 return self._spool.first() or self.first()
             except Exception as error:  # noqa: BLE001 -- however a disk fails, memory has to do
-                self._print_once(NOT_READ, path=self._spool.path, error=error, steps=self._spool.steps)
+                lost = count(self._spool.steps, "sampled step")
+                self._print_once(NOT_READ, path=self._spool.path, error=error, steps=lost)
                 self._create = None
                 self.delete()
         return self._memory[0] if self._memory else None

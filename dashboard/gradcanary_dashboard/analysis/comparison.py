@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gradcanary import wording
 from gradcanary_dashboard.analysis import loss as loss_levels
 from gradcanary_dashboard.analysis.compared_runs import Compared
 from gradcanary_dashboard.analysis.curve import Curve
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Steps
-from gradcanary_dashboard.analysis.verdict import firing
+from gradcanary_dashboard.analysis.layers import has_incident
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text import numbers as number_text
 
@@ -62,7 +63,7 @@ def read(run: Compared, common: Steps | None) -> Numbers:
     return Numbers(
         letter=run.letter,
         layers=run.run["layers"],
-        firing=firing(run.run),
+        firing=sum(map(has_incident, run.layers)),
         rules=tuple(rule for rule, count in sorted(run.run["firing"].items()) if count),
         accumulators=run.run["accumulators"],
         micro_steps=tuple(sorted({each["micro_steps"] for each in run.layers if each["micro_steps"] is not None})),
@@ -121,7 +122,8 @@ def _accumulators(first: Numbers, other: Numbers) -> str:
 def _firing(first: Numbers, other: Numbers) -> str:
     """Return ``0 of 300 layers collapsed instead of 18``; the verb is that of the rule if there is only one."""
     rules = {*first.rules, *other.rules}
-    verb = "collapsed" if rules == {"collapse"} else "have a rule that fires"
+    have = wording.agree(other.firing, ("has", "have"))
+    verb = "collapsed" if rules == {"collapse"} else f"{have} a rule that fires"
     if not rules:
         return "no rule fires for a layer of either"
     of = f"{number_text.integer(other.firing)} of {number_text.plural(other.layers, 'layer')}"

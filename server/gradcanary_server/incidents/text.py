@@ -125,7 +125,7 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
-    ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; no loss is known that could explain it"),
+    ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),

@@ -111,4 +111,4 @@ def test_a_suspect_layer_is_one_after_the_restart(told_twice):
 
 def test_all_gradients_at_zero_are_told_as_that(told_twice):
     _, _, (incident,) = told_twice[0]["loss_times_zero"]
-    assert "all gradients became exactly zero at step 200" in incident["summary"]
+    assert "All gradients became exactly zero at step 200" in incident["summary"]

@@ -60,7 +60,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
     ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
-    ("scale_drop", "no_loss"): ("all gradients fell together", "no loss is known"),
+    ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),
     ("scale_drop", "critical"): ("all gradients fell together", "and the loss did not fall"),
     ("silent", None): ("nothing heard since step", "Nothing was heard .* its last step was"),
     ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),

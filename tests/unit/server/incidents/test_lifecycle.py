@@ -33,6 +33,16 @@ def test_the_highest_severity_stays():
     assert (case.incident.severity, case.members[1].severity) == ("critical", "critical")
 
 
+def test_an_explosion_keeps_its_peak():
+    """It gets worse when the loss has risen, too: by then the gradients may be zero or not finite."""
+    for later in (0.0, math.nan, 7.0):
+        [case] = moved(fired(1, rule="explosion", severity="warning", value=5e4))
+        [case] = moved(fired(1, rule="explosion", severity="critical", value=later), before=case)
+        assert case.members[1].value == 5e4
+    [case] = moved(fired(1, rule="explosion", value=9e9), before=case)
+    assert case.members[1].value == 9e9
+
+
 def test_incident_resolves_with_its_last_member():
     [case] = moved(fired(1), fired(2), resolved(1, step=800))
     assert (case.incident.state, case.incident.firing) == ("open", 1)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary.wire import STATES
+from gradcanary_server.errors import TraceError
 from gradcanary_server.ops.replay_source import ReplayChunk, source_of_csv
 from gradcanary_server.ops.simulation import Simulation
 from gradcanary_server.rules.config import Collapse, Pace, Rules
@@ -102,6 +103,12 @@ def test_cells_of_a_csv_file_are_what_was_seen_and_the_distance_of_steps_is_the_
     ]
     assert parts[1].times[0] - parts[0].times[0] == 120
     assert parts[0].launch.layers is parts[2].launch.layers
+
+
+def test_norms_are_not_judged_as_absmax():
+    lines = ["step,time,norm a,norm b", "0,2026-01-01T00:00:00Z,1,1"]
+    with pytest.raises(TraceError, match=r"line 1: these are columns of norm.*stat=absmax"):
+        source_of_csv("trace.csv", lines)
 
 
 @settings(max_examples=12)

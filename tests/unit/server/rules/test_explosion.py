@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gradcanary_server.rules.config import Explosion, LayerRule, Rules
+from gradcanary_server.rules.explosion import course_before_nonfinite
 from support.traces import POST_CLIP, Trace, fired, healthy, launch, run
 
 
@@ -22,6 +23,20 @@ def test_three_observations_far_over_the_baseline_warn_and_a_hundred_good_ones_r
     assert told(changes) == [("explosion", 6, "fired", 202, "warning"), ("explosion", 6, "resolved", 302, "warning")]
     assert changes[0].since_step == 200
     assert changes[0].value > 100 * changes[0].baseline
+
+
+@pytest.mark.parametrize(
+    ("last", "course"), [((2.0, 50.0, 9e31), "loss_rose"), ((2.1, 1.9, 2.4), "loss_steady"), ((2.0, 8.0, 2.0), None)]
+)
+def test_course_of_the_loss_before_it_was_not_finite(last, course):
+    """As of a recurrence that amplifies, of one log of zero, and of one large batch."""
+    known = np.array([*[2.0] * 20, *last, np.nan])
+    assert course_before_nonfinite(known) == course
+    assert course_before_nonfinite(known[-12:]) is None, "too few"
+    assert course_before_nonfinite(-known) is None
+    rows = np.concatenate([np.full(100 - len(last), 2.0), last, np.full(50, np.nan)])
+    fell = [change for change in run(Trace(healthy(150), loss=rows))[1] if change.rule == "nonfinite"]
+    assert [change.evidence for change in fell] == [course]
 
 
 @pytest.mark.parametrize(("times", "end"), [(1e3, 202), (20, None)])

@@ -38,6 +38,13 @@ def test_severity_is_what_the_loss_says(loss, severity):
     assert last.value == pytest.approx(3, abs=0.4)
 
 
+@pytest.mark.parametrize(("loss", "is_known"), [(losses(1.5), True), (None, False), (losses(-1.0), False)])
+def test_a_warning_says_whether_a_loss_can_be_held_against_the_fall(loss, is_known):
+    _, changes = run(Trace(dropped(), loss=loss))
+    last = [change for change in changes if change.rule == "scale_drop"][-1]
+    assert (last.severity, last.evidence) == ("warning", None if is_known else "no_loss")
+
+
 def to_zero(over: int) -> np.ndarray:
     """A loss that is 2, then falls by three decades over so many steps, then is exactly zero from step 250 on."""
     steps = np.arange(500)

@@ -64,6 +64,7 @@ def test_a_layer_that_is_idle_more_often_warns_after_ten_times_its_longest_span(
     _, changes = run(Trace(absmax))
     found = fired(changes, "vanished")
     assert (found[6].step, found[6].severity, found[6].evidence) == (317, "warning", "sporadic")
+    assert (found[6].value, found[6].baseline) == (20, 3), "samples without one, and from one to the next"
     assert (found[8].step, found[8].severity) == (419, "critical")
 
 
