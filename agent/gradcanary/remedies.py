@@ -95,8 +95,8 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "unknown_fall": Cause(
         "Nothing else was reported around these steps that would explain it. What these layers are multiplied with may "
-        "have become small: their inputs, weights behind them, or a gate. Or an activation or a softmax behind them "
-        "is saturated.",
+        "have become small: their inputs, weights behind them, or a gate; or an activation or a softmax behind them "
+        "may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
     ),
     "under_siblings": Cause(

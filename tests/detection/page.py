@@ -1,5 +1,6 @@
 """The table of the suite, for a terminal and as docs/detection.md."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from detection.rivals import RIVALS
@@ -126,8 +127,10 @@ def _words(row: Row, notes: list[Flaw]) -> str:
 
 
 def _footnotes(notes: list[Flaw]) -> list[str]:
-    """Return the lines under the tables, of false sentences by number."""
-    return ["", "False words:", "", *(f"{number}. {flaw}" for number, flaw in enumerate(notes, 1))] if notes else []
+    """Return the lines under the tables, of false sentences by number; without the pattern that found them."""
+    shown = [replace(flaw, what=flaw.what.split(" (")[0]) for flaw in notes]
+    lines = [f"{number}. {flaw}" for number, flaw in enumerate(shown, 1)]
+    return ["", "False words:", "", *lines] if lines else []
 
 
 def _control(row: Row, notes: list[Flaw]) -> list[str]:

@@ -109,9 +109,9 @@ def main() -> int:
     rows = measure(chosen(arguments.quick, arguments.case))
     print("\n".join([*lines(rows), "", *totals(rows)]))
     wrong = [row for row in rows if row.miss]
-    print("\n".join(f"{'known' if row.is_known else 'WRONG'}: {row.case.name}: {row.miss}" for row in wrong))
+    named = [f"{'known' if row.is_known else 'WRONG'}: {row.case.name}: {row.miss}" for row in wrong]
     false = [f"FALSE: {row.case.name}: {flaw}" for row in rows for flaw in row.flaws]
-    print("\n".join(false))
+    print("\n".join(named + false))
     solved = [row.case.name for row in rows if row.is_known and not row.miss]
     print("\n".join(f"no longer: {name}" for name in solved), end="")
     if arguments.write:

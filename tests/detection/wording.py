@@ -311,6 +311,10 @@ HEALTHY: dict[str, Truth] = {
         setup=Setup(accumulation_steps=8, low_precision=True),
     ),
     "stage-freeze": _healthy("Half of the layers are frozen on purpose.", topics=("frozen",)),
+    "a-task-learnt-early": _healthy(
+        "The easy task is learnt, and its layers' gradients fall. Told falsely, so all that is said is what may be.",
+        topics=("dead", "a zero"),
+    ),
     "an-idle-expert": _healthy("forward() calls the last expert in one step of twenty."),
     **{f"rescaled-loss{each}": _DIVIDED for each in ("", "-every-10", "-every-100", "-auto")},
 }
