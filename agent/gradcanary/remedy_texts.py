@@ -104,7 +104,7 @@ _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the w
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
-_BACK = "Go back to a checkpoint before the change."
+_BACK = "Start again from a checkpoint before it took effect."
 _WEIGHT_DECAY = "Set the weight decay right: 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1. " + _BACK
 _MOMENTUM = "Set the momentum right: 0.9 to 0.99 is usual. " + _BACK
 _RATE_BACK = "Set the learning rate of that step right, in the schedule or where the script sets it. " + _BACK

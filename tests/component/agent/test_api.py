@@ -71,7 +71,7 @@ def test_the_public_names():
     ]
     assert list(inspect.signature(gradcanary.watch).parameters) == [
         "model", "optimizer", "run", "url", "token", "every", "budget", "include", "exclude", "absmax_below",
-        "norm_below", "step", "environment", "on_alert",
+        "norm_below", "step", "crash_message", "environment", "on_alert",
     ]  # fmt: skip
 
 
