@@ -8,6 +8,9 @@ from urllib.parse import parse_qs, urlencode
 from gradcanary_dashboard.analysis.severity import SEVERITIES
 
 STATES = {"": "every state", "open": "open", "over": "resolved or ended", "resolved": "resolved", "ended": "ended"}
+OF_API = {"over": ("resolved", "ended"), **{state: (state,) for state in ("open", "resolved", "ended")}}
+"""The states that the API knows, by choice."""
+
 CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}}
 """Of a severity, in words."""
 

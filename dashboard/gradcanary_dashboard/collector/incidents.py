@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradcanary_dashboard.address.incidents import Filter
+from gradcanary_dashboard.address.incidents import OF_API, Filter
 from gradcanary_dashboard.collector.client import Answer, Collector
 
 FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100}}
@@ -73,8 +73,4 @@ def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:
     if chosen.before is not None:
         states = states[-1:]
     query = {"limit": 50, **chosen.asked(), "before": chosen.before}
-    asked = {OVER: ("resolved", "ended")}
-    return {
-        state: collector.incidents(state=asked.get(state, state), **{**query, **FIRST.get(state, {})})
-        for state in states
-    }
+    return {state: collector.incidents(state=OF_API[state], **{**query, **FIRST.get(state, {})}) for state in states}

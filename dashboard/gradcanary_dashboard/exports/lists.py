@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from gradcanary_dashboard.address.incidents import Filter
+from gradcanary_dashboard.address.incidents import OF_API, Filter
 from gradcanary_dashboard.address.runs import Listing
 from gradcanary_dashboard.analysis.verdict import firing, verdict
 from gradcanary_dashboard.collector.client import Collector
@@ -18,7 +18,6 @@ OF_RUN = ("run", "state", "step", "last_step_at", "last_seen", "layers", "below_
 OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
 COUNTED = ("firing", "ever", "layers")
-STATES = {"over": ("resolved", "ended"), **{state: (state,) for state in ("open", "resolved", "ended")}}
 SAID = ("opened", "resolved", "summary", "url")
 
 
@@ -37,7 +36,7 @@ def of_incidents(collector: Collector, chosen: Filter) -> tuple[str, Pieces]:
     """Return all incidents of a filter, newest first."""
 
     def page(before: str | None) -> Row:
-        found: Row = collector.incidents(state=STATES.get(chosen.state), before=before, **chosen.asked()).body
+        found: Row = collector.incidents(state=OF_API.get(chosen.state), before=before, **chosen.asked()).body
         return found
 
     words = [each for each in (chosen.state, chosen.severity, chosen.rule, chosen.run) if each]

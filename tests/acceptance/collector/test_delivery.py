@@ -127,7 +127,7 @@ def test_deleted_run_sends_its_resolution_and_is_not_shown(collector_factory, re
     """
     receiver, rules = receiver_factory(*[] if is_known else [hang]), tmp_path / "rules.yaml"
     rules.write_text("version: 1\npace: {wait_s: 0.1, interval_s: 5}\n")
-    arguments = ("--webhook", receiver.url, "--rules", str(rules))
+    arguments = ("--webhook", f"ended={receiver.url}", "--rules", str(rules))
     collector = collector_factory(*arguments, env={"GRADCANARY_WEBHOOK_SECRET": SECRET})
     session = Session(collector.url)
     session.send(Stream(collapsed(AT + 40, 4, range(1), AT)))
@@ -147,7 +147,7 @@ def test_deleted_run_sends_its_resolution_and_is_not_shown(collector_factory, re
     assert (session.heartbeat().status_code, session.put_hello(Stream(healthy(9, 4)).hello()).status_code) == (410, 410)
     Session(collector.url, session="another").send(Stream(healthy(10, 4)))
     receiver.wait(2)
-    assert [message.type for message in receiver.got] == ["gradient.collapse.opened", "gradient.collapse.resolved"]
+    assert [message.type for message in receiver.got] == ["gradient.collapse.opened", "gradient.collapse.ended"]
     told = receiver.verified(SECRET)[-1]["data"]
     assert (told["run"], told["resolution"], told["incident"]) == ("run-1", "run_deleted", 1)
     log = collector.get("/api/v1/endpoints/1/deliveries").json()["deliveries"]
@@ -166,7 +166,8 @@ def test_incidents_over_http(caught):
     assert set(incident) == {
         "id", "run", "rule", "severity", "state", "opened_step", "opened", "resolved_step", "resolution", "reopened",
         "since_step", "resolved", "reopened_at", "last_deliveries",
-        "acked", "silenced", "counts", "layers", "summary", "likely_cause", "fix", "url", "deliveries",
+        "acked", "silenced", "counts", "layers", "caused_by", "also", "explanation", "summary", "likely_cause", "fix",
+        "url", "deliveries",
     }  # fmt: skip
     assert len(incident["layers"]) == FALLEN
     assert set(incident["layers"][0]) == {
