@@ -88,7 +88,8 @@ def test_a_layer_s_has_every_stat_that_was_measured(url: str) -> None:
     assert np.float32(rows[1][2:]).tolist() == [STREAM.absmax[7, 0], STREAM.absmax[7, 0] * 3, 0]
     assert len(rows) == 2
     name, rows = table(url, share_bar.csv_url(RUN, View(), "layer", layer="4", stat="norm"))
-    assert (name, rows[0], len(rows)) == ("one-run-blocks.1.weight-norm.csv", ["step", "time", NAMES[4]], 301)
+    heads = ["step", "time", f"norm {NAMES[4]}"]
+    assert (name, rows[0], len(rows)) == ("one-run-blocks.1.weight-norm.csv", heads, 301)
 
 
 def test_the_table_of_layers_has_all_of_them_worst_first(url: str) -> None:
