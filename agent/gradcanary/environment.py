@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradcanary import wire
+from gradcanary.redaction import HIDDEN, hide_secrets
 from gradcanary.settings import UNPRINTABLE
 
 JOB = (
@@ -31,8 +32,6 @@ GIT_S = 1.0
 MAX_COMMAND, MAX_ARGUMENT, MAX_VALUE, MAX_GPUS = 4_000, 500, 200, 64
 """Characters and names. A search in an argument of any length could keep the interpreter from the training."""
 
-HIDDEN = "***"
-
 _SENSITIVE = (
     r"[\w.-]*(?:secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key|webhook)[\w.-]*"
     r"|(?:[\w.-]*[_.-])?(?:token|key|pwd|pass|auth|authorization|cookie|dsn|pat)"
@@ -40,14 +39,6 @@ _SENSITIVE = (
 _NAME = re.compile(rf"-*(?:{_SENSITIVE})", re.IGNORECASE)
 _PAIR = re.compile(
     rf"(?i)(?<![\w.-])(-*[\"']?(?:{_SENSITIVE})[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|(?:bearer )?[^\s\"',;&}}]+)"
-)
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
-_URL = re.compile(
-    r"\b([a-z][a-z0-9+.-]*://)(?:[^\s/@'\"]*@)?([^\s/?#'\"]*)([^\s?#'\"]*)(?:[?#][^\s'\"]*)?", re.IGNORECASE
-)
-_LOOKS_SECRET = re.compile(
-    r"(?<![A-Za-z0-9])(?:(?:hf|sk|pk|rk|gh[pousr]|github_pat|glpat|xox[abeprs]|gc|whsec|npm|pypi|dop_v1)[_-](?=[\w-]*\d)[\w-]{16,}"
-    r"|(?:AKIA|ASIA|AIza)[\w-]{12,}|eyJ[\w-]{8,}\.[\w.-]+|[0-9a-fA-F]{32,})"
 )
 
 
@@ -71,26 +62,10 @@ def command(arguments: Sequence[str]) -> str:
     hides_next, is_of_python = False, True
     for argument in (_printable(each, MAX_ARGUMENT) for each in arguments[:MAX_COMMAND]):
         is_option = argument.startswith("-")
-        shown.append(HIDDEN if hides_next and not is_option else _redacted(argument))
+        shown.append(HIDDEN if hides_next and not is_option else hide_secrets(argument, _PAIR))
         hides_next = is_option and (_NAME.fullmatch(argument) is not None or (is_of_python and argument == "-c"))
         is_of_python = is_of_python and (is_option or len(shown) == 1)
     return " ".join(word if word == HIDDEN else shlex.quote(word) for word in shown)
-
-
-def _redacted(text: str) -> str:
-    text = _URL.sub(_without_secrets, text)
-    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    text = _PAIR.sub(rf"\1{HIDDEN}", text)
-    return _LOOKS_SECRET.sub(HIDDEN, text)
-
-
-def _without_secrets(url: re.Match[str]) -> str:
-    """Return a URL without user, password and query; of a webhook without its path."""
-    scheme, host, path = url[1], url[2], url[3]
-    rest = url[0][len(scheme) :]
-    is_hook = "hook" in f"{host}{path}".lower()
-    shown = f"{scheme}{HIDDEN + '@' if '@' in rest.split('/')[0] else ''}{host}{'/' + HIDDEN if is_hook else path}"
-    return f"{shown}?{HIDDEN}" if re.search(r"[?#]", url[0]) else shown
 
 
 def _git() -> tuple[str | None, bool | None]:
