@@ -290,8 +290,7 @@ def _roots(
     """Return the outermost modules that hold the parameters, the one with most of them first."""
     names = [held.name for held in grouped.values() if held.name]
     are_enough = len({*names}) == len(grouped) and not any(map(_has_wrapper, names))
-    are_all = {*map(id, live_objects(torch.optim.Optimizer))} <= {*map(id, optimizers)}
-    if not optimizers or (are_enough and are_all and not others):
+    if not optimizers or (are_enough and not others):
         return []
     roots = _outermost(live_objects(nn.Module))
     held = {id(module): _held(module, {*grouped, *others}) for module in roots}
@@ -299,23 +298,13 @@ def _roots(
 
 
 def _naming(roots: Sequence[nn.Module], ids: Collection[int]) -> list[nn.Module]:
-    """Return the models that name a parameter of these ids, and those that wait for their optimizer.
-
-    One that waits counts only if no other is of its class: it may be left from an earlier notebook cell.
-    """
+    """Return the models that name a parameter of these ids."""
     naming, seen = [], set[int]()
     for root in roots:
         own = {id(parameter) for _, parameter, _ in _known_parameters(root)}.intersection(ids)
         if own - seen:
             naming.append(root)
             seen |= own
-    if not naming:
-        return naming
-    waiting = {id(each) for optimizer in live_objects(torch.optim.Optimizer) for each in parameters_of(optimizer)}
-    kinds = {_class_of(_unwrapped(root)) for root in naming}
-    for root in _outermost(live_objects(nn.Module)):
-        if root not in naming and _class_of(_unwrapped(root)) not in kinds and _held(root, waiting - seen):
-            naming.append(root)
     return naming
 
 

@@ -161,22 +161,15 @@ class Discriminator(nn.Sequential):
 
 @pytest.mark.parametrize("are_named", [True, False], ids=["names in the groups", "no names"])
 def test_the_parameters_of_two_models_are_named_by_their_model(collector: Recorded, *, are_named: bool) -> None:
-    """From the first step on, in which only one of the optimizers is known."""
     generator, discriminator = Generator(nn.Linear(4, 4)), Discriminator(nn.Linear(4, 4), nn.Linear(4, 1))
-    of_g, of_d = (
-        torch.optim.SGD(model.named_parameters() if are_named else model.parameters(), lr=0.1)
+    groups = [
+        {"params": model.named_parameters() if are_named else model.parameters()}
         for model in (generator, discriminator)
-    )
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
     with gradcanary.watch(url=collector.url, run="gan"):
-        for _ in range(3):
-            discriminator(generator(torch.randn(2, 4)).detach()).mean().backward()
-            of_d.step()
-            discriminator(generator(torch.randn(2, 4))).mean().neg().backward()
-            of_g.step()
-            discriminator.zero_grad()
-            generator.zero_grad()
-    of_both = {name for layers in collector.sets().values() for name in (layer["name"] for layer in layers)}
-    assert of_both == {
+        train(lambda x: discriminator(generator(x)), optimizer)
+    assert set(collector.names) == {
         *("Generator.0.weight", "Generator.0.bias"),
         *(f"Discriminator.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")),
     }
