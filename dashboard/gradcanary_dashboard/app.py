@@ -10,10 +10,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from gradcanary_dashboard import callbacks, shell
-from gradcanary_dashboard.actions import rules
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.pages import registry
-from gradcanary_dashboard.routes import downloads, figures, refresh
+from gradcanary_dashboard.routes import downloads, figures, refresh, trial
 from gradcanary_dashboard.web import assets
 from gradcanary_dashboard.web.documents import Documents
 
@@ -39,7 +38,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
     refresh.register(server, collector)
     figures.register(server, collector)
     downloads.register(server, collector)
-    rules.register(server, collector)
+    trial.register(server, collector)
     others = list(server.user_middleware)
     app = Dash(
         "gradcanary_dashboard",
@@ -65,7 +64,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
         policy=shell.policy(app),
         is_page=registry.is_page,
         nowhere=shell.NOWHERE,
-        read_whole=(rules.PATH, refresh.PATH),
+        read_whole=(trial.PATH, refresh.PATH),
     )
     server.user_middleware[:] = [*others, documents, *of_dash]
     return app

@@ -74,16 +74,26 @@ THEME
 WAYS = (("Runs", "/"), ("Incidents", "/incidents"), ("Compare", "/compare"), ("Settings", "/settings"))
 """What the header leads to."""
 
+KEYS = (
+    ("/", "To the filter"),
+    ("Esc", "Empty the filter; once more, out of it"),
+    ("\u2190 \u2192", "On a figure: the crosshair from point to point, read out; with Shift ten"),
+    ("\u2191 \u2193", "On the heatmap: the layer above, below"),
+    ("Space Enter", "On the heatmap: the layer's trend, its page"),
+    ("?", "This list"),
+)
+"""The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""
+
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def policy(app: Dash) -> str:
     """Return what the document may load, as a Content-Security-Policy: scripts of ours and the inline ones by hash."""
-    # Plotly writes the style of each of its elements as an attribute.
+    # Plotly writes the style of each of its elements as an attribute, and makes a picture of a figure by way of a blob.
     own = [base64.b64encode(sha256(each.encode()).digest()).decode() for each in _SCRIPT.findall(INDEX)]
     scripts = " ".join(["'self'", *app.csp_hashes(), *(f"'sha256-{each}'" for each in own)])
     return (
-        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 
@@ -100,11 +110,22 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
             html.Div([elements.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),
             incident_dialog.dialog(),
+            _key_help(),
+            html.Div(id="announced", className="unseen", role="status"),
             dcc.Store(id="title"),
             dcc.Store(id="collector", data=collector_url),
         ],
         id="shell",
     )
+
+
+def _key_help() -> html.Dialog:
+    listed = [
+        part for keys, words in KEYS for part in (html.Dt([html.Kbd(key) for key in keys.split()]), html.Dd(words))
+    ]
+    close = html.Form(html.Button("Close", type="submit", className="do"), method="dialog")
+    inside = [html.H2("Keyboard", id="key-help-title"), html.Dl(listed), close]
+    return html.Dialog(inside, id="key-help", **elements.attributes(aria_labelledby="key-help-title"))
 
 
 def _header(*, signs_in: bool) -> html.Header:

@@ -35,7 +35,7 @@ class Tab:
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
         took, told = time.perf_counter() - began, json.loads(answer.content)
-        self._shown = told["slots"][f"{told['page']}-heart"]
+        self._shown = told["slots"][f"{told['page']}-page-state"]
         return took
 
     def close(self) -> None:

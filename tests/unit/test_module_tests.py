@@ -9,7 +9,7 @@ PACKAGES = {
     "dashboard": TESTS.parent / "dashboard" / "gradcanary_dashboard",
 }
 SMALL = 40
-LIMIT = 162
+LIMIT = 161
 """Modules without a test file of their own. The goal is 25: the list may shrink, and does not grow."""
 
 COVERED_BY = """
@@ -59,12 +59,11 @@ agent/tracking/tracker                        component/agent/test_training_loop
 agent/tracking/window                         component/agent/test_training_loops.py
 dashboard/actions/endpoints                   acceptance/browser/test_settings.py
 dashboard/actions/incidents                   acceptance/browser/test_incidents.py
-dashboard/actions/rules                       acceptance/browser/test_settings.py
 dashboard/actions/run                         acceptance/browser/test_settings.py
 dashboard/actions/silences                    acceptance/browser/test_settings.py
 dashboard/actions/tokens                      acceptance/browser/test_settings.py
 dashboard/analysis/arrays                     unit/dashboard/figures/test_heatmap.py
-dashboard/analysis/compared                   unit/dashboard/analysis/test_comparison.py
+dashboard/analysis/compared_runs              unit/dashboard/analysis/test_comparison.py
 dashboard/analysis/curve                      unit/dashboard/figures/test_curves.py
 dashboard/analysis/stats                      unit/dashboard/figures/test_heatmap.py
 dashboard/app                                 component/dashboard/test_callbacks.py
@@ -85,8 +84,7 @@ dashboard/components/run_picker               unit/dashboard/analysis/test_compa
 dashboard/components/run_table                unit/dashboard/pages/test_run.py
 dashboard/components/share_bar                acceptance/dashboard/test_downloads.py
 dashboard/exports/csv                         acceptance/dashboard/test_downloads.py
-dashboard/exports/incidents                   acceptance/dashboard/test_downloads.py
-dashboard/exports/runs                        acceptance/dashboard/test_downloads.py
+dashboard/exports/lists                       acceptance/dashboard/test_downloads.py
 dashboard/exports/samples                     acceptance/dashboard/test_downloads.py
 dashboard/figures/axes                        unit/dashboard/figures/test_curves.py
 dashboard/figures/comparison                  unit/dashboard/analysis/test_comparison.py
@@ -105,6 +103,7 @@ dashboard/pages/settings/silences             unit/dashboard/pages/test_settings
 dashboard/pages/settings/tokens               unit/dashboard/pages/test_settings.py
 dashboard/routes/downloads                    acceptance/dashboard/test_downloads.py
 dashboard/routes/figures                      acceptance/dashboard/test_figures.py
+dashboard/routes/trial                        acceptance/browser/test_settings.py
 dashboard/shell                               acceptance/browser/test_frame.py
 dashboard/web/documents                       component/dashboard/test_callbacks.py
 dashboard/web/streaming                       acceptance/dashboard/test_downloads.py

@@ -57,7 +57,7 @@ def _register_doing(app: Dash, collector: Collector) -> None:
     def ask(*values: object) -> Contents:
         path, clicks = f"/endpoints/{_number(str(values[-1]))}", ctx.triggered[0]["value"]
         deeds = {
-            endpoint_text.SENT_AGAIN: lambda: _redeliver(collector, forms.about(clicks)),
+            endpoint_text.SENT_AGAIN: lambda: _redeliver(collector, forms.subject(clicks)),
             "endpoint-test-do": lambda: endpoint_text.outcome(_post(collector, f"{path}/test")),
         }
         return {"answer": answer_click(clicks, deeds[str(ctx.triggered_id)])}

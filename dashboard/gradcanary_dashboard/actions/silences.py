@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any, cast
 
-from dash import ClientsideFunction, Dash, Input, Output, State
+from dash import Dash, Input, Output, State
 
 from gradcanary_dashboard.actions import answers
 from gradcanary_dashboard.actions.answers import answer_click
@@ -32,16 +31,13 @@ def register(app: Dash, collector: Collector) -> None:
 def _register_plan(app: Dash, collector: Collector) -> None:
     """Register the preview: what the silence would hide, after each pause in typing."""
     held = [Input(f"{NEW}-{name}", prop) for name, prop in SCOPE.items()]
-    wish = Output(f"{NEW}-wish", "data")
-    register_callback: Callable[..., None] = app.clientside_callback
-    register_callback(ClientsideFunction("forms", "rest"), wish, *held, prevent_initial_call=True)
 
-    @threaded(app, {"plan": Output(f"{NEW}-plan", "children")}, Input(f"{NEW}-wish", "data"), refreshes=True)
-    def preview(wished: Sequence[str | None] | None) -> Contents:
-        if not wished or not (wished[0] or "").strip():
+    @threaded(app, {"plan": Output(f"{NEW}-plan", "children")}, *held, refreshes=True)
+    def preview(run: str | None, *others: str | None) -> Contents:
+        if not (run or "").strip():
             return {"plan": silences_page.plan(None)}
         try:
-            return {"plan": silences_page.plan(collector.ask("/silences/preview", **_scope(*wished)).body)}
+            return {"plan": silences_page.plan(collector.ask("/silences/preview", **_scope(run, *others)).body)}
         except (DashboardError, ValueError) as error:
             return {"plan": forms.wrong(str(error))}
 
@@ -87,7 +83,7 @@ def _register_end_of_silence(app: Dash, collector: Collector) -> None:
 
     @changing(app, {"answer": Output("silence-answer", "children")}, told)
     def end(clicked: dict[str, Any] | None) -> Contents:
-        number = forms.about(clicked)
+        number = forms.subject(clicked)
 
         def ask() -> list[Any]:
             collector.change("DELETE", f"/silences/{number}")

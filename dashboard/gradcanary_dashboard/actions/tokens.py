@@ -45,7 +45,7 @@ def _register_end_of_token(app: Dash, collector: Collector) -> None:
 
     @changing(app, {"answer": Output("token-answer", "children")}, told)
     def revoke(clicked: dict[str, Any] | None) -> Contents:
-        number = forms.about(clicked)
+        number = forms.subject(clicked)
 
         def ask() -> list[Any]:
             collector.change("DELETE", f"/tokens/{number}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradcanary_dashboard.analysis import loss as loss_levels
-from gradcanary_dashboard.analysis.compared import Compared
+from gradcanary_dashboard.analysis.compared_runs import Compared
 from gradcanary_dashboard.analysis.curve import Curve
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Steps

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradcanary_dashboard.address.comparison import ALIGNS, LETTERS, CompareView
 from gradcanary_dashboard.analysis import launches as run_launches
-from gradcanary_dashboard.analysis.compared import RUN_METRICS, TIMED_STEPS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.analysis.differences import COLUMNS, ROWS, differences
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import worst_first

@@ -11,12 +11,12 @@ from dash import dcc, html
 
 from gradcanary_dashboard.address.comparison import CompareView
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import CompareData
+from gradcanary_dashboard.analysis.compared_runs import CompareData
 from gradcanary_dashboard.analysis.comparison import dtype
 from gradcanary_dashboard.analysis.differences import Difference
 from gradcanary_dashboard.analysis.layers import MAX_ROWS
 from gradcanary_dashboard.analysis.stats import STATS, Stat
-from gradcanary_dashboard.components import elements, layer_table, share_bar, table
+from gradcanary_dashboard.components import elements, layer_table, share_bar, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
@@ -39,7 +39,7 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-measure": _measure(data, wanted),
         "differences": table.written(told),
         "differences-tally": layer_table.tally(len(rows), len(told), "most different"),
-        "differences-rest": _rest(data),
+        "differences-rest": static.encode(_rest(data)),
     }
 
 
@@ -129,7 +129,7 @@ def card(contents: Mapping[str, Any]) -> html.Div:
         html.P(contents.get("compare-measure"), id="compare-measure", className="dim"),
         html.Div([_sought(), refusal], className="controls"),
         html.Div(drawn, className="scroll", tabIndex=0),
-        html.Div(contents.get("differences-rest"), id="differences-rest", className="rest"),
+        static.slot("differences-rest", contents.get("differences-rest"), className="rest"),
         title="Layers, most different first",
         aside=[tally, table_csv],
     )

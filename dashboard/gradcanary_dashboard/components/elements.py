@@ -153,9 +153,9 @@ def graph(
     )
 
 
-def heart(page: str, shown: str | None) -> html.Div:
+def page_state(page: str, shown: str | None) -> html.Div:
     """Return what holds the version of all that the page shows; the browser asks with it each second for news."""
-    return html.Div(id=f"{page}-heart", className="heart", hidden=True, **attributes(data_shown=shown))
+    return html.Div(id=f"{page}-page-state", className="page-state", hidden=True, **attributes(data_shown=shown))
 
 
 def missing(title: str, text: Sequence[Any], way_out: tuple[str, str]) -> html.Div:

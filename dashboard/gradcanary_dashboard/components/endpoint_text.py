@@ -85,7 +85,7 @@ def _message(message: Mapping[str, Any]) -> html.Li:
     where = dcc.Link(
         f"#{incident} in {message['run']}", href=run_url(message["run"], View(incident=incident)), className="layer"
     )
-    again = forms.telling("Send again", SENT_AGAIN, message["id"], icon="send")
+    again = forms.list_button("Send again", SENT_AGAIN, message["id"], icon="send")
     told = html.Span([elements.icon(ICONS.get(message["state"], "dots")), fate(message["state"])], className="state")
     what = html.Div(
         [html.Span(message["kind"]), where, told, elements.moment(message["enqueued"])], className="told-of"

@@ -13,6 +13,9 @@ from gradcanary_dashboard.components import elements
 Id: TypeAlias = str | dict[str, str | int]
 """Of one element, or of one of many: ``{"do": "ack", "incident": 31}`` (Dash's pattern-matching callbacks)."""
 
+AFTER_A_PAUSE: Mapping[str, Any] = {"debounce": 0.3}
+"""A property of a text field whose value the collector answers as one types."""
+
 
 def field(words: str, control: Component, hint: elements.Children = None) -> html.Label:
     """Return a control with its name above and, below, what may be put in."""
@@ -70,16 +73,18 @@ def options(named: Mapping[str, str]) -> list[html.Option]:
     return [html.Option(label, value=value) for value, label in named.items()]
 
 
-def telling(words: str, of: str, about: str | int, *, icon: str | None = None, tone: str = "plain") -> html.Button:
-    """Return a button in a list that the browser draws (``static``): a click tells ``data`` of ``of`` what about."""
+def list_button(
+    words: str, store: str, subject: str | int, *, icon: str | None = None, tone: str = "plain"
+) -> html.Button:
+    """Return a button in a list that the browser draws (``static``): a click writes ``subject`` into ``store``."""
     shown: list[Any] = [*([] if icon is None else [elements.icon(icon)]), words]
-    told = elements.attributes(data_tells=of, data_about=str(about))
-    return html.Button(shown, type="button", className=f"do tone-{tone}", **told)
+    held = elements.attributes(data_store=store, data_subject=str(subject))
+    return html.Button(shown, type="button", className=f"do tone-{tone}", **held)
 
 
-def about(told: Mapping[str, Any] | None) -> str:
-    """Return what the button that was clicked is about; nothing before a click."""
-    return str(told["about"]) if told else ""
+def subject(clicked: Mapping[str, Any] | None) -> str:
+    """Return the subject of the list button that was clicked, empty before a click."""
+    return str(clicked["subject"]) if clicked else ""
 
 
 def asking(words: str, question: elements.Children, really: Component) -> html.Details:

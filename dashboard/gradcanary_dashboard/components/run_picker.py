@@ -9,8 +9,8 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.address.comparison import ALIGNS, MOST_RUNS, CompareView, compare_url
-from gradcanary_dashboard.analysis.compared import CompareData
-from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.analysis.compared_runs import CompareData
+from gradcanary_dashboard.components import elements, static
 from gradcanary_dashboard.text import numbers
 
 PICKED = 50
@@ -37,13 +37,16 @@ def asking(data: CompareData, free: Sequence[Mapping[str, Any]], wanted: Compare
         text = ["Choose the run to hold against ", html.B(data.runs[0].name), ", or begin with ", leave, "."]
     if not free:
         text = ["There is no other run yet."] if data.listed else ["There is no run yet. ", elements.first_run_link()]
-    links = html.Ul([html.Li(_pick(run, known)) for run in free[:PICKED]], className="picks")
+    links = html.Ul(
+        [html.Li(_pick(run, known), **elements.attributes(data_key=run["run"])) for run in free[:PICKED]],
+        className="picks",
+    )
     more = len(free) > PICKED
     rest = html.P("The newest are listed; others are found by their names, above.", className="dim")
     return {
         "compare-said": html.H1("Compare runs"),
-        "compare-runs": None,
-        "compare-picker": [html.P(text), *([links] if free else []), *([rest] if more else [])],
+        "compare-runs": static.encode(None),
+        "compare-picker": static.encode([html.P(text), *([links] if free else []), *([rest] if more else [])]),
     }
 
 

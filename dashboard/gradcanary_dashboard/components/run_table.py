@@ -10,7 +10,7 @@ from dash import dcc, html
 from gradcanary_dashboard.address.comparison import CompareView, compare_url
 from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import TIMED_STEPS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers as number_text
 
@@ -61,7 +61,7 @@ def _row(
     ]
     named = zip(HEADS[1:], cells, strict=True)
     tds = [html.Td(cell, role="cell", **elements.attributes(data_head=head)) for head, cell in named]
-    return html.Tr([_name(place, run, wanted), *tds], role="row")
+    return html.Tr([_name(place, run, wanted), *tds], role="row", **elements.attributes(data_key=run.name))
 
 
 def _name(place: int, run: Compared, wanted: CompareView) -> html.Th:

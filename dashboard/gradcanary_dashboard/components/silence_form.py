@@ -25,11 +25,14 @@ HOW_LONG = "Say how long, such as 30m, 8h or 3d, or until when in UTC, as YYYY-M
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-def layers(names: Iterable[str], of: str = "silence") -> list[Component]:
-    """Return the choice of layers; ``names`` are some that there are, ``of`` is what the ids begin with."""
+def layers(names: Iterable[str], of: str = "silence", more: Mapping[str, Any] | None = None) -> list[Component]:
+    """Return the choice of layers; ``names`` are some that there are, ``of`` is what the ids begin with.
+
+    ``more`` are properties of the field.
+    """
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
     known = f"{of}-prefixes"
-    words = forms.text(f"{of}-words", "Which", offers=known if offered else None)
+    words = forms.text(f"{of}-words", "Which", offers=known if offered else None, more=more)
     choice = _choice(f"{of}-layers", "Layers", LAYERS, "all", words, kind="of-layers")
     return [choice, *([html.Datalist(offered, id=known)] if offered else [])]
 

@@ -18,19 +18,19 @@ from gradcanary_dashboard.components import elements
 Tree: TypeAlias = "str | list[Any]"
 """A text, or an element: its tag, its attributes, and what is in it."""
 
-DRAWN = "data-drawn"
+TREES = "data-trees"
 """The attribute that holds them."""
 
 _NAMES = {"className": "class", "htmlFor": "for"}
 
 
-def slot(name: str, drawn: str | None, *, tag: type[Component] = html.Div) -> Component:
-    """Return the element that is filled by its attribute ``DRAWN``."""
-    return tag(id=name, **{DRAWN: drawn or "[]"})
+def slot(name: str, trees: str | None, *, tag: type[Component] = html.Div, **more: str) -> Component:
+    """Return the element that is filled by its attribute ``TREES``; ``more`` are properties of it."""
+    return tag(id=name, **{TREES: trees or "[]"}, **more)
 
 
-def drawn(children: elements.Children) -> str:
-    """Return what is drawn into a slot: elements and links, none of which any callback may name."""
+def encode(children: elements.Children) -> str:
+    """Return the trees of a slot as JSON: elements and links, none of which any callback may name."""
     return json.dumps(list(_trees(children)), separators=(",", ":"))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from gradcanary_dashboard.address.comparison import CompareView
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import layers
-from gradcanary_dashboard.analysis.compared import RUN_METRICS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, Compared, CompareData
 from gradcanary_dashboard.analysis.comparison import dtype
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.analysis.stats import STATS

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from gradcanary_dashboard.address.comparison import ALIGNS, CompareView
 from gradcanary_dashboard.analysis import curve
-from gradcanary_dashboard.analysis.compared import RUN_METRICS, CompareData
+from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, CompareData
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.stats import STATS

@@ -15,7 +15,7 @@ from gradcanary_dashboard.analysis.arrays import NO_DATA, NONFINITE, ZERO, decod
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.layers import Layer, worst_first
 from gradcanary_dashboard.analysis.stats import STATS, Stat
-from gradcanary_dashboard.figures import axes, palette
+from gradcanary_dashboard.figures import axes, color_bar, palette
 from gradcanary_dashboard.figures import events as event_marks
 from gradcanary_dashboard.text import numbers as number_text
 
@@ -64,6 +64,7 @@ def figure(
         "value": value,
         "stat": stat.name,
         "events": marked,
+        "bar": color_bar.trace(scale, drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]),
     }
     return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
 

@@ -11,7 +11,7 @@ from dash import dcc, html
 from gradcanary_dashboard.address.comparison import ALIGNS, MOST_RUNS, CompareView
 from gradcanary_dashboard.address.run import layer_url
 from gradcanary_dashboard.analysis import comparison
-from gradcanary_dashboard.analysis.compared import CompareData
+from gradcanary_dashboard.analysis.compared_runs import CompareData
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import (
     difference_table,
@@ -20,6 +20,7 @@ from gradcanary_dashboard.components import (
     run_picker,
     run_table,
     share_bar,
+    static,
     table,
 )
 from gradcanary_dashboard.figures import comparison as comparison_figures
@@ -30,12 +31,12 @@ from gradcanary_dashboard.text import numbers
 SLOTS = {
     "compare-said": "children",
     "compare-csv": "href",
-    "compare-notes": "children",
-    "compare-runs": "children",
+    "compare-notes": static.TREES,
+    "compare-runs": static.TREES,
     "compare-adding": "hidden",
     "compare-names": "children",
-    "compare-picker": "children",
-    "compare-layer": "children",
+    "compare-picker": static.TREES,
+    "compare-layer": static.TREES,
     "compare-legend": "children",
     "compare-zoom-note": "children",
     "compare-reset": "hidden",
@@ -45,7 +46,7 @@ SLOTS = {
     "differences": table.ROWS,
     "differences-tally": "children",
     "differences-csv": "href",
-    "differences-rest": "children",
+    "differences-rest": static.TREES,
     **dict.fromkeys(FIGURES, elements.FIGURE),
     **{f"compare-option-{stat}": "hidden" for stat in STATS},
 }
@@ -64,17 +65,17 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             id="compare-said",
             **elements.attributes(aria_live="polite"),
         ),
-        html.Div(contents.get("compare-notes"), id="compare-notes"),
-        html.Div(contents.get("compare-runs"), id="compare-runs"),
+        static.slot("compare-notes", contents.get("compare-notes")),
+        static.slot("compare-runs", contents.get("compare-runs")),
         run_picker.field(contents),
-        html.Div(contents.get("compare-picker"), id="compare-picker"),
+        static.slot("compare-picker", contents.get("compare-picker")),
         # Hidden by the style sheet while runs are chosen: Dash draws anew all that is in what it hides or shows.
         html.Div(
             [_figures(contents), difference_table.card(contents)],
             id="compare-body",
             className="columns",
         ),
-        elements.heart("compare", contents.get("shown")),
+        elements.page_state("compare", contents.get("shown")),
     ]
 
 
@@ -83,10 +84,10 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     chosen = {*wanted.runs}
     free = [run for run in data.listed if run["run"] not in chosen]
     contents: dict[str, Any] = {
-        "compare-notes": run_picker.notes(data, wanted),
+        "compare-notes": static.encode(run_picker.notes(data, wanted)),
         "compare-adding": len(wanted.runs) >= MOST_RUNS,
         "compare-names": [html.Option(value=run["run"]) for run in free],
-        "compare-picker": None,
+        "compare-picker": static.encode(None),
     }
     if not data.is_comparison:
         return {**contents, **run_picker.asking(data, free, wanted)}
@@ -95,8 +96,8 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         **contents,
         "compare-said": html.H1(comparison.sentence(numbers, data.common), className="verdict compared"),
         "compare-csv": share_bar.compared_url(_named(data, wanted), "compare"),
-        "compare-runs": run_table.table(data, numbers, wanted),
-        "compare-layer": _layer(data, wanted),
+        "compare-runs": static.encode(run_table.table(data, numbers, wanted)),
+        "compare-layer": static.encode(_layer(data, wanted)),
         "compare-legend": _legend(data),
         "compare-reset": not wanted.view.is_zoomed,
         "compare-moves": figure_controls.reached(comparison_figures.steps(data)),
@@ -149,7 +150,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
         _choices(contents),
         legend,
         _graph("compare-stat", contents),
-        title=html.Span(contents.get("compare-layer"), id="compare-layer"),
+        title=static.slot("compare-layer", contents.get("compare-layer"), tag=html.Span),
         aside=figure_controls.zoom_bar("compare", contents, has_clock=False),
     )
     others = [

@@ -15,15 +15,15 @@ from gradcanary_dashboard.analysis.timeline import Entry
 from gradcanary_dashboard.analysis.verdict import Verdict
 from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static, table
 from gradcanary_dashboard.components.incident_card import actions
-from gradcanary_dashboard.components.static import DRAWN
+from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.text import numbers
 
 SLOTS = {
     "incident-verdict": "children",
-    "incident-state": DRAWN,
+    "incident-state": TREES,
     "incident-tiles": "children",
-    "incident-cause": DRAWN,
-    "incident-story": DRAWN,
+    "incident-cause": TREES,
+    "incident-story": TREES,
     "members": table.ROWS,
     "members-tally": "children",
 }
@@ -50,7 +50,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         static.slot("incident-state", contents.get("incident-state")),
         html.Div(contents.get("incident-tiles"), id="incident-tiles", className="tiles"),
         html.Div(columns, className="columns"),
-        elements.heart("incident", contents.get("shown")),
+        elements.page_state("incident", contents.get("shown")),
     ]
 
 
@@ -67,10 +67,10 @@ def fill(incident: Mapping[str, Any], there: Steps | None = None) -> dict[str, A
     return {
         "title": f"#{incident['id']} {rule} in {incident['run']}",
         "incident-verdict": [elements.verdict(Verdict(incident["severity"], incident["summary"]))],
-        "incident-state": static.drawn(_state(incident, around)),
+        "incident-state": static.encode(_state(incident, around)),
         "incident-tiles": _tiles(incident),
-        "incident-cause": static.drawn(_cause(incident)),
-        "incident-story": static.drawn(_story(incident)),
+        "incident-cause": static.encode(_cause(incident)),
+        "incident-story": static.encode(_story(incident)),
         "members": member_table.rows(incident, around),
         "members-tally": member_table.tally(incident),
     }

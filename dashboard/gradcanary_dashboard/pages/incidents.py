@@ -14,10 +14,10 @@ from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.collector.incidents import IncidentPage
 from gradcanary_dashboard.components import elements, incident_text, share_bar, static
 from gradcanary_dashboard.components.incident_card import actions
-from gradcanary_dashboard.components.static import DRAWN
+from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.text import numbers
 
-SLOTS = {"incidents-csv": "href", "incidents-listed": DRAWN, "incidents-rules": "children"}
+SLOTS = {"incidents-csv": "href", "incidents-listed": TREES, "incidents-rules": "children"}
 """Id and property of each slot that a refresh fills."""
 
 TITLES = {"open": "Open", "resolved": "History"}
@@ -30,7 +30,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     return [
         html.Div([html.H1("Incidents"), share_bar.of_incidents(contents), _bar(contents)], className="incidents-head"),
         static.slot("incidents-listed", contents.get("incidents-listed")),
-        elements.heart("incidents", contents.get("shown")),
+        elements.page_state("incidents", contents.get("shown")),
     ]
 
 
@@ -41,7 +41,7 @@ def fill(chapters: Sequence[IncidentPage], chosen: Filter, rules: Sequence[str],
         "title": "Incidents",
         "incidents-rules": _options({"": "every rule", **{rule: rule.replace("_", " ") for rule in rules}}),
         "incidents-csv": share_bar.incidents_url(incidents_address.url(replace(chosen, before=None))),
-        "incidents-listed": static.drawn(listed or _none(chosen, url)),
+        "incidents-listed": static.encode(listed or _none(chosen, url)),
     }
 
 

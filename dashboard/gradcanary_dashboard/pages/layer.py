@@ -35,14 +35,14 @@ from gradcanary_dashboard.text import numbers
 HEIGHT = 190
 
 SLOTS = {
-    "layer-crumbs": "children",
+    "layer-crumbs": static.TREES,
     "layer-verdict": "children",
     "layer-csv": "href",
     "layer-tiles": "children",
     "layer-zoom-note": "children",
     "layer-reset": "hidden",
     "layer-moves": figure_controls.STEPS,
-    "layer-incidents": static.DRAWN,
+    "layer-incidents": static.TREES,
     "layer-incidents-tally": "children",
     "siblings": table.ROWS,
     "siblings-tally": "children",
@@ -57,16 +57,16 @@ SLOTS = {
 def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     name = place["layer"]
-    crumbs = contents.get("layer-crumbs", _crumbs(place["run"], name, View()))
+    crumbs = contents.get("layer-crumbs", static.encode(_crumbs(place["run"], name, View())))
     return [
         html.Div(
-            [html.Div(crumbs, id="layer-crumbs"), share_bar.of_layer(contents)],
+            [static.slot("layer-crumbs", crumbs), share_bar.of_layer(contents)],
             className="run-head",
         ),
         html.Div(contents.get("layer-verdict", html.H1(name)), id="layer-verdict"),
         html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        elements.heart("layer", contents.get("shown")),
+        elements.page_state("layer", contents.get("shown")),
     ]
 
 
@@ -93,7 +93,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         figures[f"shown-{name}"] = name not in data.series
     return {
         "title": layer["name"],
-        "layer-crumbs": _crumbs(run, layer["name"], view),
+        "layer-crumbs": static.encode(_crumbs(run, layer["name"], view)),
         "layer-verdict": [elements.verdict(of_layer(layer, data.incidents, has_ended=has_ended))],
         "layer-tiles": _tiles(data),
         "layer-csv": share_bar.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),
@@ -102,7 +102,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         ),
         "layer-reset": not view.is_zoomed,
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),
-        "layer-incidents": static.drawn(incident_card.panel(data.incidents, view, layer["layer"])),
+        "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"])),
         "layer-incidents-tally": incident_card.tally(data.incidents),
         "siblings": layer_table.rows(run, listed, layer, view),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",

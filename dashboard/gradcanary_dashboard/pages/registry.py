@@ -51,8 +51,8 @@ class Page:
     """One kind of page.
 
     ``path`` is its address; the groups of the expression are its arguments. ``frame`` returns the part that stays: the
-    slots and ``<name>-heart`` (``components.elements.heart``). ``ask`` returns the contents; empty if the page has them
-    by its ``shown``. The query of the address holds the choice on the page.
+    slots and ``<name>-page-state`` (``components.elements.page_state``). ``ask`` returns the contents, empty if the
+    page has them by its ``shown``. The query of the address holds the choice on the page.
     """
 
     name: str

@@ -39,17 +39,17 @@ IDLE = "Point at a cell for its value, click it for the layer's curve, twice for
 
 SLOTS = {
     "verdict": "children",
-    "tiles": "children",
+    "tiles": static.TREES,
     "heat-words": "children",
     "refusal": "children",
     "legend": "children",
     "heatmap": elements.FIGURE,
-    "chosen": "children",
+    "chosen": static.TREES,
     "run-zoom-note": "children",
     "run-reset": "hidden",
     "run-moves": figure_controls.STEPS,
     "trend": elements.FIGURE,
-    "trend-title": "children",
+    "trend-title": static.TREES,
     "trend-note": "children",
     "panels": "data-panels",
     "metrics-found": "hidden",
@@ -57,9 +57,9 @@ SLOTS = {
     "csv": "href",
     "trend-csv": "href",
     "layers-csv": "href",
-    "accumulators": static.DRAWN,
+    "accumulators": static.TREES,
     "accumulators-tally": "children",
-    "incidents": static.DRAWN,
+    "incidents": static.TREES,
     "incident-tally": "children",
     "notes": "children",
     "layer-rows": table.ROWS,
@@ -83,9 +83,9 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             className="run-head",
         ),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
-        html.Div(contents.get("tiles"), id="tiles", className="tiles"),
+        static.slot("tiles", contents.get("tiles"), className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
-        elements.heart("run", contents.get("shown")),
+        elements.page_state("run", contents.get("shown")),
     ]
 
 
@@ -106,7 +106,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
     rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {
         "verdict": _verdict(data),
-        "tiles": _tiles(data),
+        "tiles": static.encode(_tiles(data)),
         "heat-words": f"{STATS[view.stat].title}, every layer",
         **figure_controls.offered(view, data.layers),
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
@@ -120,14 +120,14 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         **_metrics(data, view),
         "csv": share_bar.csv_url(run, view),
         "layers-csv": share_bar.csv_url(run, view, "layers"),
-        "accumulators": static.drawn(
+        "accumulators": static.encode(
             [
                 *accumulators.card(sums, data.run["framework"], view.rows, has_ended=has_ended),
                 *accumulators.facts(data.run),
             ]
         ),
         "accumulators-tally": accumulators.tally(sums),
-        "incidents": static.drawn(incident_card.panel(data.incidents, view)),
+        "incidents": static.encode(incident_card.panel(data.incidents, view)),
         "incident-tally": incident_card.tally(data.incidents),
         "notes": notes.cards({**data.run, "facts": []}),
         "layer-rows": layer_table.rows(run, rows, data.layer, view),
@@ -171,10 +171,10 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
     if data.layer is None or data.series is None:
         return {
             "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No layer{numbers.yet([data.run['state']])}."),
-            "trend-title": "Layer",
+            "trend-title": static.encode("Layer"),
             "trend-note": "",
             "trend-csv": None,
-            "chosen": "",
+            "chosen": static.encode(None),
         }
     name, stat = data.layer["name"], STATS[view.stat]
     href = layer_url(data.run["run"], name, data.layer["layer"], view)
@@ -189,13 +189,15 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
     )
     return {
         "trend": drawn,
-        "trend-title": dcc.Link(name, href=href, className="layer"),
+        "trend-title": static.encode(dcc.Link(name, href=href, className="layer")),
         "trend-note": f"{stat.title.lower()}{measured}: mean in its min to max",
         "trend-csv": share_bar.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
-        "chosen": [
-            html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **elements.attributes(aria_hidden="true")),
-            dcc.Link(f"{name}: all its stats", href=href, className="layer"),
-        ],
+        "chosen": static.encode(
+            [
+                html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **elements.attributes(aria_hidden="true")),
+                dcc.Link(f"{name}: all its stats", href=href, className="layer"),
+            ]
+        ),
     }
 
 
@@ -209,14 +211,14 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 # A double click leads to the layer.
                 elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
                 html.P(IDLE, id="readout", className="readout", **elements.attributes(aria_live="off", data_idle=IDLE)),
-                html.P(contents.get("chosen"), id="chosen", className="chosen-layer"),
+                static.slot("chosen", contents.get("chosen"), tag=html.P, className="chosen-layer"),
                 title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
                 aside=figure_controls.zoom_bar("run", contents),
             ),
             elements.card(
                 "curve",
                 elements.graph("trend", contents.get("trend"), FIGURES["trend"], _trend_csv(contents)),
-                title=html.Span(contents.get("trend-title", "Layer"), id="trend-title"),
+                title=static.slot("trend-title", contents.get("trend-title", static.encode("Layer")), tag=html.Span),
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             figure_controls.of_metrics(contents),

@@ -13,7 +13,7 @@ from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.address.runs import MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.verdict import Verdict, firing, verdict
-from gradcanary_dashboard.components import banners, elements, share_bar
+from gradcanary_dashboard.components import banners, elements, share_bar, static
 from gradcanary_dashboard.figures import palette
 from gradcanary_dashboard.figures.sparkline import HEIGHT, WIDTH, sparkline
 from gradcanary_dashboard.text import numbers
@@ -27,7 +27,7 @@ COLOURS = {
     "waiting": palette.GREY,
 }
 
-SLOTS = {"runs": "children", "runs-head": "className", "runs-csv": "href"}
+SLOTS = {"runs": static.TREES, "runs-head": "className", "runs-csv": "href"}
 """Id and property of each slot that a refresh fills."""
 
 HIDDEN, SHOWN = "runs-head hidden", "runs-head"
@@ -41,8 +41,8 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             id="runs-head",
             className=contents.get("runs-head", SHOWN),
         ),
-        html.Div(contents.get("runs"), id="runs"),
-        elements.heart("runs", contents.get("shown")),
+        static.slot("runs", contents.get("runs")),
+        elements.page_state("runs", contents.get("shown")),
     ]
 
 
@@ -62,10 +62,10 @@ def fill(
     unheard = banners.failing_endpoints(silent)
     contents = {"listing": listing, "runs-csv": share_bar.runs_url(listing.url(after=None))}
     if first is not None:
-        return {**contents, "runs-head": HIDDEN, "runs": [*unheard, first]}
+        return {**contents, "runs-head": HIDDEN, "runs": static.encode([*unheard, first])}
     listed = html.Div([_card(run) for run in runs] or _nothing(listing), className="runs")
     shown = [*unheard, *_banner(opened), listed, *_pages(listing, following)]
-    return {**contents, "runs-head": SHOWN, "runs": shown}
+    return {**contents, "runs-head": SHOWN, "runs": static.encode(shown)}
 
 
 def _choices(listing: Listing, takeaway: html.A) -> html.Div:
@@ -141,7 +141,7 @@ def _banner(page: Mapping[str, Any]) -> list[html.Section]:
         return []
     worst = opened[0]["severity"]
     lines = [
-        html.Li([_link(incident), " ", html.Span(elements.prose(incident["summary"]))])
+        html.Li([_link(incident), " ", html.Span(elements.prose(incident["summary"]))], **_keyed(incident["id"]))
         for incident in opened[:BANNER_LINES]
     ]
     if len(opened) > BANNER_LINES:
@@ -150,6 +150,11 @@ def _banner(page: Mapping[str, Any]) -> list[html.Section]:
     count = numbers.plural(len(opened), "open incident")
     heading = html.H2([elements.icon(elements.ICONS[worst]), count if page["next"] is None else f"over {count}"])
     return [html.Section([heading, html.Ul(lines)], className=f"banner tone-{worst}")]
+
+
+def _keyed(thing: object) -> dict[str, Any]:
+    """Return the attribute by which an element stays that of one run or incident."""
+    return elements.attributes(data_key=str(thing))
 
 
 def _link(incident: Mapping[str, Any]) -> dcc.Link:
@@ -174,6 +179,7 @@ def _card(run: Mapping[str, Any]) -> html.Article:
             html.Div(_spark(run, said), className="spark"),
         ],
         className=f"run tone-{said.tone}",
+        **_keyed(run["run"]),
     )
 
 

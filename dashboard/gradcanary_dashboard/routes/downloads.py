@@ -15,8 +15,7 @@ from gradcanary_dashboard.address.comparison import parse_compare
 from gradcanary_dashboard.address.run import parse
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
-from gradcanary_dashboard.exports import incidents as incidents_export
-from gradcanary_dashboard.exports import runs as runs_export
+from gradcanary_dashboard.exports import lists
 from gradcanary_dashboard.exports.csv import Pieces
 from gradcanary_dashboard.exports.samples import of_curves, of_differences, of_heatmap, of_layer, of_layers, of_panel
 from gradcanary_dashboard.web.streaming import open_stream
@@ -55,15 +54,15 @@ def register(server: FastAPI, collector: Collector) -> None:
 
     @server.get("/_download/runs", include_in_schema=False)
     async def listed_runs(search: str = "") -> Response:
-        return await _file_answer(lambda _: runs_export.of_runs(collector, runs_address.parse(search)))
+        return await _file_answer(lambda _: lists.of_runs(collector, runs_address.parse(search)))
 
     @server.get("/_download/incident", include_in_schema=False)
     async def members_of_incident(number: int) -> Response:
-        return await _file_answer(lambda _: incidents_export.of_members(collector, number))
+        return await _file_answer(lambda _: lists.of_members(collector, number))
 
     @server.get("/_download/incidents", include_in_schema=False)
     async def listed_incidents(search: str = "") -> Response:
-        return await _file_answer(lambda _: incidents_export.of_incidents(collector, incidents_address.parse(search)))
+        return await _file_answer(lambda _: lists.of_incidents(collector, incidents_address.parse(search)))
 
 
 async def _file_answer(made: Made) -> Response:

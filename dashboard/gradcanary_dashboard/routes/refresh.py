@@ -112,7 +112,7 @@ def _with_banner(shown: Shown, ask: Callable[[], Contents]) -> Contents:
 
 def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> bytes:
     """Return ``{"page", "slots": {id: value}, "kinds": {id: property}}`` with the slots that the page lacks."""
-    before, heart = shown.get(SLOTS), f"{page.name}-heart"
+    before, state = shown.get(SLOTS), f"{page.name}-page-state"
     known: Mapping[str, Any] = before if isinstance(before, dict) else {}
     now: dict[str, str] = {}
     slots: dict[str, object] = {}
@@ -128,8 +128,8 @@ def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> b
             written = written if shorter is None else _encode(shorter)
         slots[slot] = orjson.Fragment(written)
     slots["outage"] = orjson.Fragment(_encode(contents["outage"]))
-    slots[heart] = json.dumps({**json.loads(contents["shown"]), SLOTS: {**known, **now}})
-    kinds = {**page.slots, "outage": "children", heart: "data-shown"}
+    slots[state] = json.dumps({**json.loads(contents["shown"]), SLOTS: {**known, **now}})
+    kinds = {**page.slots, "outage": "children", state: "data-shown"}
     return orjson.dumps({"page": page.name, "slots": slots, "kinds": {slot: kinds[slot] for slot in slots}})
 
 

@@ -23,7 +23,6 @@ PLOTLY = "vendor/plotly-cartesian-4.1.1.min.js"
 SCRIPTS_IN_ORDER = (
     "dash_private",
     "plotly_private",
-    "elements",
     "observer",
     "address",
     "axis",
@@ -43,7 +42,8 @@ SCRIPTS_IN_ORDER = (
     "keys",
     "sharing",
 )
-"""The scripts of ``assets/js``. A script stands after those from which it takes functions as it is loaded."""
+"""The scripts of ``assets/js``, each in a block of its own. A script stands after those from which it takes functions
+as it is loaded."""
 
 SHEETS_IN_ORDER = (
     "compare",
@@ -95,7 +95,7 @@ def _icons() -> bytes:
     return "\n".join(rules).encode()
 
 
-SCRIPTS = Bundle.of(SCRIPTS_IN_ORDER, "js", "text/javascript")
+SCRIPTS = Bundle.of(SCRIPTS_IN_ORDER, "js", "text/javascript", b'"use strict";')
 SHEETS = Bundle.of(SHEETS_IN_ORDER, "css", "text/css", _icons())
 
 

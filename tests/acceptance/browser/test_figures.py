@@ -36,8 +36,11 @@ SHOWN = """() => Object.fromEntries(Array.from(document.querySelectorAll("main .
     return [plot.parentElement.id, across === null ? null : [xaxis.p2l(across), line.textContent]];
 }))"""
 KEEP_PICTURES = """() => {
-    const { toImage } = window.Plotly;
-    window.Plotly.toImage = (...asked) => toImage(...asked).then((svg) => (window.saved = svg));
+    const { downloadImage, toImage } = window.Plotly;
+    window.Plotly.downloadImage = async (figure, asked) => {
+        window.saved = await toImage(figure, { ...asked, format: "svg", scale: 1 });
+        return downloadImage(figure, asked);
+    };
 }"""
 TEXTS_OF_PICTURE = """() => {
     const drawn = document.createElement("div");

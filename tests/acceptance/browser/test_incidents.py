@@ -70,12 +70,12 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     page.keyboard.press("Enter")
     expect(dialog).to_contain_text("Say who you are")
     dialog.get_by_label("Note").fill("half a")
-    before = page.locator("#incident-heart").get_attribute("data-shown")
+    before = page.locator("#incident-page-state").get_attribute("data-shown")
     until = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
     wish = {"run": RUN, "rule": "collapse", "match": "^blocks.4", "until": until, "by": "grace"}
     made = httpx.post(f"{shared.url}/api/v1/silences", json=wish)
     expect(page.locator("#incident-state")).to_contain_text("6 of 18 layers silenced")
-    assert page.locator("#incident-heart").get_attribute("data-shown") != before
+    assert page.locator("#incident-page-state").get_attribute("data-shown") != before
     expect(dialog.get_by_label("Note")).to_have_value("half a")
     expect(dialog.get_by_label("Note")).to_be_focused()
     page.keyboard.type(" sentence")

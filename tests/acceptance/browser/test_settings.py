@@ -161,7 +161,7 @@ def test_an_endpoint_from_its_making_to_its_end(place: Place, visit: Callable[..
 KEPT = """async () => {
     const slot = document.createElement("div");
     const draw = async (...keys) => {
-        slot.dataset.drawn = JSON.stringify(keys.map(([key, text]) => ["p", { "data-key": key }, text]));
+        slot.dataset.trees = JSON.stringify(keys.map(([key, text]) => ["p", { "data-key": key }, text]));
         await new Promise((drawn) => setTimeout(drawn));
     };
     document.body.append(slot);

@@ -20,7 +20,7 @@ from gradcanary_dashboard.address.comparison import CompareView
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.components import share_bar
-from gradcanary_dashboard.exports import runs as runs_export
+from gradcanary_dashboard.exports import lists
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.routes import downloads
 from support.streams import Session, Stream, collapsed, healthy
@@ -115,7 +115,7 @@ def test_runs_are_all_of_a_list_and_say_what_their_cards_do(url: str, monkeypatc
     assert (name, [row[0] for row in rows[1:]]) == ("runs-one-live.csv", [RUN])
     monkeypatch.setattr(runs_address, "PER_PAGE", 1)
     with closing(Collector(url)) as api:
-        _, pieces = runs_export.of_runs(api, runs_address.Listing(sort="name"))
+        _, pieces = lists.of_runs(api, runs_address.Listing(sort="name"))
         assert len(b"".join(pieces).splitlines()) == 3, "also what is on other pages"
 
 

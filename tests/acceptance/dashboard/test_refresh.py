@@ -69,27 +69,27 @@ def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
     first = ask(api, "/runs/changing").json()
     page, _ = registry.find("/runs/changing")
     assert first["page"] == "run"
-    assert set(page.slots) | {"run-heart", "outage"} == set(first["slots"]), "who has nothing gets all of it"
-    assert ask(api, "/runs/changing", first["slots"]["run-heart"]).status_code == 204
+    assert set(page.slots) | {"run-page-state", "outage"} == set(first["slots"]), "who has nothing gets all of it"
+    assert ask(api, "/runs/changing", first["slots"]["run-page-state"]).status_code == 204
     session.post_batch(1, STREAM.batch(20, 40)).raise_for_status()
-    second = ask(api, "/runs/changing", first["slots"]["run-heart"]).json()["slots"]
+    second = ask(api, "/runs/changing", first["slots"]["run-page-state"]).json()["slots"]
     anew = ask(api, "/runs/changing").json()["slots"]
     assert {"tiles", "heatmap", "trend", "panels"} <= set(second)
     assert not {"csv", "refusal", "accumulators", "legend", "layer-rows", "option-norm"} & set(second)
     assert second["heatmap"]["data"][0]["z"]["kept"] == 20, "a column for each step, and twenty are known"
     second["heatmap"]["data"][0]["z"] = whole(first["slots"]["heatmap"], second["heatmap"])
-    shown = {name: value for name, value in {**first["slots"], **second}.items() if name != "run-heart"}
-    assert shown == {name: value for name, value in anew.items() if name != "run-heart"}
-    assert json.loads(second["run-heart"]) == json.loads(anew["run-heart"])
+    shown = {name: value for name, value in {**first["slots"], **second}.items() if name != "run-page-state"}
+    assert shown == {name: value for name, value in anew.items() if name != "run-page-state"}
+    assert json.loads(second["run-page-state"]) == json.loads(anew["run-page-state"])
 
 
 def test_unchanged_slots_are_left_out_after_an_outage(api: Api) -> None:
     begin(api.url, RUN)
-    held = ask(api, PAGE).json()["slots"]["run-heart"]
+    held = ask(api, PAGE).json()["slots"]["run-page-state"]
     healed = ask(api, PAGE, json.dumps({**json.loads(held), "down": True})).json()["slots"]
-    assert healed.keys() == {"outage", "run-heart"}
+    assert healed.keys() == {"outage", "run-page-state"}
     assert healed["outage"] is None
-    assert ask(api, PAGE, healed["run-heart"]).status_code == 204
+    assert ask(api, PAGE, healed["run-page-state"]).status_code == 204
 
 
 def test_a_loss_by_a_hundred_tags_is_no_more_to_compare(module_collector: Any) -> None:
@@ -227,7 +227,7 @@ def test_refresh_without_its_three_texts_is_refused(module_collector: Any, body:
 
 def test_refresh_has_no_state_in_its_address(api: Api) -> None:
     begin(api.url, RUN)
-    held = ask(api, PAGE).json()["slots"]["run-heart"]
+    held = ask(api, PAGE).json()["slots"]["run-page-state"]
     again = ask(api, PAGE, held)
     assert again.status_code == 204
     assert again.request.url.query == b""

@@ -66,7 +66,7 @@ def open_row(page: Page, down: float) -> None:
     for _ in range(5):
         page.mouse.dblclick(*place(page, "heatmap", 0.5, down))
         with contextlib.suppress(PlaywrightTimeoutError):
-            page.wait_for_selector("#layer-heart", state="attached", timeout=3000)
+            page.wait_for_selector("#layer-page-state", state="attached", timeout=3000)
             return
 
 

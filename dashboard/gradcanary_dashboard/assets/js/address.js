@@ -1,8 +1,6 @@
 /* The address: what is chosen on a page is its query. Controls write it and follow it; links that scripts draw lead on as
    Dash's own do. */
-(function () {
-  "use strict";
-
+{
   const { move, onMove, onChange } = window.gradcanary;
   const CONTROLS = "select[data-key], button[data-key], .field[data-key]";
   const TYPED_MS = 300; // after the last letter
@@ -19,7 +17,7 @@
   }
 
   function page() {
-    return document.querySelector(".heart").id.replace(/-heart$/, "");
+    return document.querySelector(".page-state").id.replace(/-page-state$/, "");
   }
 
   // Returns whether the address is another one since.
@@ -46,29 +44,11 @@
 
   // ---- what is typed is sent once the reader types no more, and never when he is elsewhere by then
 
-  const resting = new Map(); // a field, or what it finds -> { timer, at: the address as one typed }
+  let typing = null; // the timer of the field in which one types
 
-  function here() {
-    return window.location.pathname + window.location.search;
-  }
-
-  // Does something about an element once nothing more is asked of it for a while.
-  function atRest(element, wait_ms, act) {
-    if (resting.has(element)) clearTimeout(resting.get(element).timer);
-    const timer = setTimeout(() => {
-      resting.delete(element);
-      if (element.isConnected) act();
-    }, wait_ms);
-    resting.set(element, { timer, at: here() });
-  }
-
-  // The page that was left stays until the other one is there.
-  function leave() {
-    for (const [element, { timer, at }] of resting) {
-      if (at === here()) continue;
-      clearTimeout(timer);
-      resting.delete(element);
-    }
+  function atRest(field, act) {
+    clearTimeout(typing);
+    typing = setTimeout(() => { if (field.isConnected) act(); }, TYPED_MS);
   }
 
   // ---- controls: each has the parameter that it sets, and may name others that its choice makes meaningless
@@ -92,7 +72,7 @@
 
   document.addEventListener("input", ({ target: field }) => {
     const control = field.closest(".field[data-key]");
-    if (control) atRest(field, TYPED_MS, () => choose(control, field.value));
+    if (control) atRest(field, () => choose(control, field.value));
   });
 
   // What the address says, and never a field while one types in it.
@@ -113,15 +93,16 @@
   let followed = null; // the element of the page whose controls say what the address says
 
   onChange(() => {
-    const heart = document.querySelector(".heart");
-    if (heart !== followed) follow();
-    followed = heart;
+    const state = document.querySelector(".page-state");
+    if (state !== followed) follow();
+    followed = state;
   });
 
+  // The page that was left stays until the other one is there.
   onMove(() => {
-    leave();
+    clearTimeout(typing);
     setTimeout(follow);
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { search, page, go, open, atRest });
-})();
+  window.gradcanary = Object.assign(window.gradcanary || {}, { page, go, open });
+}

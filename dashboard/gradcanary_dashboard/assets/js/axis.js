@@ -1,7 +1,5 @@
 /* The axis that all figures of a page share: of steps, or of time, from which a clock leads back to steps. */
-(function () {
-  "use strict";
-
+{
   const LEAD = "#heatmap .js-plotly-plot, #stat-absmax .js-plotly-plot";
 
   function clock() {
@@ -47,4 +45,4 @@
   }
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { numeric, last, step, words });
-})();
+}

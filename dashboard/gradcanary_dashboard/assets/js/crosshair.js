@@ -1,13 +1,8 @@
 /* One crosshair through all figures: where a mouse, a finger or a key points in one of them, a line in each of them and
    what it holds there. Lines are elements over the plots: nothing is redrawn and nobody is asked. */
-(function () {
-  "use strict";
-
+{
   const { hasAxes, area, pixelAt, valuesAt, rangeOf, pointsOf } = window.gradcanary.plots;
   const known = new WeakMap(); // plot -> { of: the points that it drew, lines }
-  const said = document.createElement("div");
-  said.className = "unseen";
-  said.setAttribute("role", "status");
 
   let at = null; // { plot, x, row, by }
   let asked = false;
@@ -27,7 +22,7 @@
     const held = points.filter((point) => Number.isFinite(point.x) && Number.isFinite(point.y));
     const xs = held.map((point) => point.x);
     const gaps = xs.slice(1).map((x, place) => x - xs[place]).sort((a, b) => a - b);
-    return { id: trace.meta, xs, words: held.map((point) => trace.customdata[point.i]), usual: gaps[gaps.length >> 1] || 1 };
+    return { id: trace.meta, name: trace.name, xs, words: held.map((point) => trace.customdata[point.i]), usual: gaps[gaps.length >> 1] || 1 };
   }
 
   function lines(plot) {
@@ -66,6 +61,10 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
+  function announce(text) {
+    write(document.getElementById("announced"), text);
+  }
+
   function writeLegend(plot, found) {
     const legend = plot.closest(".panel") && plot.closest(".panel").querySelector(".whose");
     if (!legend) return;
@@ -76,19 +75,25 @@
     }
   }
 
+  // Of several lines each with its name, unless a legend below the figure has them.
+  function valuesOf(plot, found) {
+    const held = found.filter(({ words }) => words);
+    if (found.length === 1) return held.map(({ words }) => words[1]);
+    return plot.closest(".panel") ? [] : held.map(({ name, words }) => name + " " + words[1]);
+  }
+
   function show(plot) {
     const { left, top, width, height } = area(plot);
     const line = overlay(plot);
     const pixel = pixelAt(plot, at.x);
     line.hidden = !(pixel >= 0 && pixel <= width);
     if (line.hidden) return;
-    const found = lines(plot).map((each) => ({ id: each.id, words: told(each, at.x) }));
+    const found = lines(plot).map((each) => ({ id: each.id, name: each.name, words: told(each, at.x) }));
     line.style.cssText = `top: ${top}px; height: ${height}px; transform: translateX(${left + pixel}px)`;
     line.classList.toggle("leftwards", pixel > width * 0.6);
     const isPointed = at.plot === plot && at.by === "mouse"; // Plotly's own label is there
-    const value = found.length === 1 && found[0].words ? found[0].words[1] : "";
     const where = plot.querySelector(".heatmaplayer image") || at.by !== "mouse" ? window.gradcanary.words(at.x) : "";
-    write(line.firstChild, isPointed ? "" : [where, value].filter(Boolean).join(" · "));
+    write(line.firstChild, isPointed ? "" : [where, ...valuesOf(plot, found)].filter(Boolean).join(" · "));
     writeLegend(plot, found);
   }
 
@@ -139,11 +144,11 @@
   document.documentElement.addEventListener("mouseleave", () => point(null));
 
   // Figures move on under it as steps arrive.
-  window.gradcanary.every(1000, () => {
+  setInterval(() => {
     if (!at || asked) return;
     if (at.plot.isConnected) plots().forEach(show);
     else point(null);
-  });
+  }, 1000);
 
   // ---- keys: on a figure that has the focus
 
@@ -176,15 +181,12 @@
     event.preventDefault();
     const many = event.shiftKey ? 10 : 1;
     point(moved(plot, move[0] * many, move[1] * many));
-    if (!isHeatmap) said.textContent = [window.gradcanary.words(at.x), ...lines(plot).map((line) => (told(line, at.x) || ["", ""])[1])].join(" ");
+    if (!isHeatmap) announce([window.gradcanary.words(at.x), ...lines(plot).map((line) => (told(line, at.x) || ["", ""])[1])].join(" "));
   });
 
   document.addEventListener("focusout", (event) => {
     if (at && at.by === "key" && event.target.matches(".plotted")) point(null);
   });
 
-  document.addEventListener("DOMContentLoaded", () => document.body.append(said));
-  if (document.body) document.body.append(said);
-
-  window.gradcanary = Object.assign(window.gradcanary || {}, { announce: (text) => { said.textContent = text; } });
-})();
+  window.gradcanary = Object.assign(window.gradcanary || {}, { announce });
+}

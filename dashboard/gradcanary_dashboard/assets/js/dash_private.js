@@ -1,8 +1,6 @@
 /* What the pages use of Dash beyond its documented functions: the event of an address that Dash wrote, and the text of the
    request that opens a page. pyproject.toml bounds Dash's version for this file. */
-(function () {
-  "use strict";
-
+{
   const MOVED = "_dashprivate_pushstate";
 
   // Goes to an address as Dash's own links do, without loading the document anew.
@@ -22,4 +20,4 @@
   }
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { move, onMove, isOpening });
-})();
+}

@@ -1,8 +1,6 @@
 /* Figures: what they show is JSON in an attribute of their place, drawn by Plotly without Dash, which drew each one twice
    as it came, once more with what it had shown before at each zoom, and compared all of its cells with each other. */
-(function () {
-  "use strict";
-
+{
   const { go, plots } = window.gradcanary;
   const root = document.documentElement;
   const NEAR_PX = 200; // out of sight by no more than this is in sight
@@ -72,7 +70,7 @@
 
   function plotOf(place) {
     if (!place.firstElementChild) {
-      const plot = place.appendChild(window.gradcanary.element("div", { class: "plot" }));
+      const plot = place.appendChild(Object.assign(document.createElement("div"), { className: "plot" }));
       widths.observe(plot);
     }
     return place.firstElementChild;
@@ -160,4 +158,4 @@
   }
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { plotly, react, drawFirst });
-})();
+}

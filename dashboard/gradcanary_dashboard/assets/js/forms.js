@@ -1,18 +1,12 @@
 /* Forms: choices, what a click in a list is about, second questions, and what the browser does not do about keys. */
-(function () {
-  "use strict";
-
-  const REST_MS = 300;
-
-  let resting = null;
-
-  function tell(store, data) {
+{
+  function write(store, data) {
     window.dash_clientside.set_props(store, { data });
   }
 
   function press(button) {
     for (const one of button.parentElement.children) one.setAttribute("aria-pressed", String(one === button));
-    tell(button.dataset.of, button.dataset.value);
+    write(button.dataset.of, button.dataset.value);
   }
 
   // What was asked for before has not been answered; the buttons of a list are no components that could be disabled.
@@ -30,12 +24,12 @@
     const button = target.closest("button");
     if (!button) return;
     if (button.dataset.of) press(button);
-    else if (button.dataset.tells && !isBusy()) tell(button.dataset.tells, { about: button.dataset.about, at: Date.now() });
+    else if (button.dataset.store && !isBusy()) write(button.dataset.store, { subject: button.dataset.subject, at: Date.now() });
     else if (button.dataset.leave) leave(button.closest("details"));
   });
 
   document.addEventListener("change", ({ target: list }) => {
-    if (list.matches("select[data-of]")) tell(list.dataset.of, list.value);
+    if (list.matches("select[data-of]")) write(list.dataset.of, list.value);
   });
 
   // The click of a form's button has sent it: no other page is loaded.
@@ -59,15 +53,4 @@
       field.form?.querySelector("[type=submit]")?.click();
     }
   });
-
-  // What is put together is told each time one rests; the store is gone with its page.
-  function rest(...values) {
-    clearTimeout(resting);
-    const store = window.dash_clientside.callback_context.outputs_list.id;
-    const heart = document.querySelector(".heart");
-    resting = setTimeout(() => { if (heart?.isConnected) tell(store, values); }, REST_MS);
-    return window.dash_clientside.no_update;
-  }
-
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { forms: { rest } });
-})();
+}

@@ -1,8 +1,6 @@
-/* What every page does by itself: times in words, its title, the clipboard, the theme, the focus behind a refresh. */
-(function () {
-  "use strict";
-
-  const { go, onChange, every } = window.gradcanary;
+/* What every page does by itself: times in words, its title, the clipboard, the theme. */
+{
+  const { go } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -60,24 +58,12 @@
 
   // ---- clicks
 
-  // Over plain HTTP from another machine browsers have no clipboard for pages, but for what is selected.
-  function copied(text) {
-    if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
-    const field = document.createElement("textarea");
-    field.value = text;
-    field.className = "unseen";
-    document.body.append(field);
-    field.select();
-    const done = document.execCommand("copy");
-    field.remove();
-    return Promise.resolve(done);
-  }
-
-  // Says on the button what came of it, for a while.
+  // Says on the button what came of it, for a while. Over plain HTTP from another machine pages have no clipboard.
   async function copy(button, text, otherwise) {
     const word = button.querySelector(".word");
     word.dataset.before = word.dataset.before || word.textContent; // it may say "Copied" still
-    word.textContent = await copied(text) ? "Copied" : otherwise;
+    const isCopied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+    word.textContent = isCopied ? "Copied" : otherwise;
     setTimeout(() => { word.textContent = word.dataset.before; }, 1500);
   }
 
@@ -95,41 +81,9 @@
     else if (button.dataset.copy) copy(button, button.dataset.copy, "Select it");
   });
 
-  // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were, also behind a dialog
-
-  let focused = null;
-
-  function nameOf(element) {
-    return [element.tagName, element.getAttribute("aria-label"), element.textContent].join("|");
-  }
-
-  document.addEventListener("focusin", (event) => {
-    if (event.target.closest("dialog")) return; // what had the focus gets it back when the dialog closes
-    const slot = event.target.closest("main [id]:not(a, button)");
-    focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target), href: event.target.href };
-  });
-
-  document.addEventListener("focusout", (event) => {
-    setTimeout(() => {
-      // Behind another window the element stays the active one.
-      const isLeft = focused && focused.element === event.target && event.target.isConnected && event.target !== document.activeElement;
-      if (isLeft && !document.querySelector("dialog[open]")) focused = null;
-    });
-  });
-
-  onChange(() => {
-    if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
-    const slot = document.getElementById(focused.slot);
-    if (!slot) return;
-    const alike = Array.from(slot.querySelectorAll("a, button, summary")).filter((one) => nameOf(one) === focused.name);
-    // A run and its open incidents are links with the same words.
-    const again = alike.find((one) => one.href === focused.href) || alike[0];
-    if (again) again.focus({ preventScroll: true });
-  });
-
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
 
-  every(500, wordTimes);
+  setInterval(wordTimes, 500);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { gradcanary: { title: setTitle } });
-})();
+}

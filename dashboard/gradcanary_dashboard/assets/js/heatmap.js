@@ -1,7 +1,5 @@
 /* The heatmap under a pointer: what a cell is called and holds, to the last digit once one stays; its layer's page. */
-(function () {
-  "use strict";
-
+{
   const STAY_MS = 150;
   const heard = new WeakSet();
 
@@ -38,16 +36,10 @@
     return { meta, row, code: z[row][place], column, first, x };
   }
 
-  function valueOf({ meta, code, column }) {
+  // The words of a cell that holds no number.
+  function specialOf({ meta, code, column }) {
     if (column < 0) return "the training stood still";
-    if (code === meta.zero) return "exact 0";
-    if (code === meta.no_data) return "no data";
-    if (code === meta.nonfinite) return "not finite";
-    return meta.value + " " + scientific(Math.pow(10, code / 1000), meta.digits);
-  }
-
-  function isNumber({ meta, code, column }) {
-    return column >= 0 && code !== meta.zero && code !== meta.no_data && code !== meta.nonfinite;
+    return { [meta.zero]: "exact 0", [meta.no_data]: "no data", [meta.nonfinite]: "not finite" }[code];
   }
 
   function here({ meta, first }) {
@@ -75,7 +67,7 @@
 
   function learn(cell) {
     const asked = question(cell);
-    const key = asked + document.querySelector(".heart").dataset.shown; // a column may still be filled
+    const key = asked + document.querySelector(".page-state").dataset.shown; // a column may still be filled
     const tell = () => say(sentence(cell, cell.meta.stat + " " + known.text));
     waiting = key;
     if (known.key === key) {
@@ -123,11 +115,12 @@
       return;
     }
     listen(plot);
-    const text = sentence(cell, valueOf(cell));
+    const special = specialOf(cell);
+    const text = sentence(cell, special ?? cell.meta.value + " " + scientific(Math.pow(10, cell.code / 1000), cell.meta.digits));
     say(text);
     if (at.by === "key") window.gradcanary.announce(text);
-    if (isNumber(cell)) learn(cell);
-    else waiting = null;
+    if (special) waiting = null;
+    else learn(cell);
   });
 
   document.addEventListener("keydown", (event) => {
@@ -138,6 +131,4 @@
       window.gradcanary.go({ layer: under.plot.layout.meta.layers[under.row] });
     }
   });
-
-  window.gradcanary = Object.assign(window.gradcanary || {}, { scientific });
-})();
+}

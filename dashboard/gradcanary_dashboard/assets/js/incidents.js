@@ -1,8 +1,6 @@
 /* The dialog of the buttons of incidents and silences. It lies outside of what a refresh fills: nothing is redrawn while
    somebody types. Its form is asked for as it opens. */
-(function () {
-  "use strict";
-
+{
   const SAID_MS = 8000;
   const hasKeys = matchMedia("(hover: hover)");
 
@@ -50,4 +48,4 @@
   }
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { incidents: { finish } });
-})();
+}

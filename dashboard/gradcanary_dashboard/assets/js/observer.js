@@ -1,13 +1,8 @@
-/* One observer and one clock for all scripts: what a refresh writes into an attribute is drawn by the script that knows it. */
-(function () {
-  "use strict";
-
-  const TICK_MS = 100;
-
+/* One observer for all scripts: what a refresh writes into an attribute is drawn by the script that knows it. */
+{
   const drawers = new Map(); // attribute -> draw(element, text)
   const drawn = new WeakMap(); // element -> the text of its attribute that was drawn last
   const watchers = []; // functions to call after each change of the page
-  const timed = []; // { act, wait_ms, due }
 
   // A script that fails keeps no other from its work.
   function attempt(act, ...given) {
@@ -39,21 +34,8 @@
     watchers.push(act);
   }
 
-  function every(wait_ms, act) {
-    timed.push({ act, wait_ms, due: 0 });
-  }
-
-  const attributeFilter = ["data-drawn", "data-figure", "data-panels", "data-rows", "data-shown"];
+  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-rows", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
-  setInterval(() => {
-    const now = performance.now();
-    for (const each of timed) {
-      if (now < each.due) continue;
-      each.due = now + each.wait_ms;
-      attempt(each.act);
-    }
-  }, TICK_MS);
-
-  window.gradcanary = Object.assign(window.gradcanary || {}, { onAttribute, onChange, every });
-})();
+  window.gradcanary = Object.assign(window.gradcanary || {}, { onAttribute, onChange });
+}

@@ -1,9 +1,7 @@
 /* The metrics of a run: a card each, whose figure is asked for when it comes into sight, and again when there is news.
    Names and tags come from trainings: they are only ever text and the values of attributes. */
-(function () {
-  "use strict";
-
-  const { draw, go, onAttribute, onChange, onMove, every, plots } = window.gradcanary;
+{
+  const { draw, go, onAttribute, onChange, onMove, plots } = window.gradcanary;
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
   const AT_ONCE = 4; // figures that a page at rest asks for
@@ -82,8 +80,8 @@
 
   // What is looked at comes first: the heatmap of an address, then its metrics.
   function isFilled() {
-    const heart = document.querySelector(".heart");
-    const shown = heart && heart.dataset.shown;
+    const state = document.querySelector(".page-state");
+    const shown = state && state.dataset.shown;
     if (!shown) return false;
     if (shown !== filled.shown) filled = { shown, chosen: JSON.parse(shown).chosen };
     return filled.chosen === window.location.search;
@@ -209,5 +207,5 @@
 
   onChange(load);
   onMove(load);
-  every(1500, complete);
-})();
+  setInterval(complete, 1500);
+}

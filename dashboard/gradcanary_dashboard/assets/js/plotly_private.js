@@ -1,8 +1,6 @@
 /* What the pages use of Plotly beyond its documented functions: a plot's axes, its plot area, the points that it drew.
    pyproject.toml bounds Plotly's version for this file. */
-(function () {
-  "use strict";
-
+{
   function isDrawn(plot) {
     return Boolean(plot._fullLayout);
   }
@@ -45,4 +43,4 @@
   window.gradcanary = Object.assign(window.gradcanary || {}, {
     plots: { isDrawn, hasAxes, drawnWidth, area, pixelAt, valuesAt, rangeOf, pointsOf },
   });
-})();
+}

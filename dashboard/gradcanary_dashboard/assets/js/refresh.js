@@ -1,8 +1,6 @@
 /* What is new: the page asks each second and at a choice, and says so where nobody answers. */
-(function () {
-  "use strict";
-
-  const { isOpening, onMove, every } = window.gradcanary;
+{
+  const { isOpening, onMove } = window.gradcanary;
 
   // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
 
@@ -19,26 +17,26 @@
     document.documentElement.dataset.link = connected ? "up" : "down";
   }
 
-  function answered() {
-    awaited -= 1;
-  }
-
   // A change may take its time, a test message ten seconds.
-  function isQuestion({ method = "GET", reads = false }) {
+  function isQuestion(resource, { method = resource.method ?? "GET", reads = false }) {
     return reads || method === "GET";
   }
 
   const plainFetch = window.fetch;
+  let isLeaving = false;
+
+  // The visit has ended, here or elsewhere; each answer that is on its way says so.
+  function signIn() {
+    if (isLeaving) return;
+    isLeaving = true;
+    window.location.assign("/sign-in?next=" + encodeURIComponent(window.location.pathname + window.location.search));
+  }
 
   function ask(resource, options) {
-    const limit = isQuestion(options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
+    const limit = isQuestion(resource, options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
     return plainFetch(resource, { ...limit, ...options }).then(
       (response) => {
-        // The visit has ended, here or elsewhere.
-        if (response.status === 401) {
-          const here = window.location.pathname + window.location.search;
-          window.location.assign("/sign-in?next=" + encodeURIComponent(here));
-        }
+        if (response.status === 401) signIn();
         showLink(response.status < 500);
         return response;
       },
@@ -59,10 +57,10 @@
   }
 
   window.fetch = function (resource, options = {}) {
-    if (!isQuestion(options) && !isOpening(options)) return ask(resource, options);
+    if (!isQuestion(resource, options) && !isOpening(options)) return ask(resource, options);
     awaited += 1;
     const asked = isOpening(options) ? open(resource, options) : ask(resource, options);
-    asked.then((response) => response.clone().arrayBuffer()).then(answered, answered);
+    asked.then((response) => response.clone().arrayBuffer()).catch(() => { /* the banner says so */ }).finally(() => { awaited -= 1; });
     return asked;
   };
 
@@ -122,7 +120,7 @@
     const question = { method: "POST", body: JSON.stringify({ path, search, shown }), reads: true };
     const response = await window.fetch("/_refresh", question);
     const answer = response.status === 200 ? await response.json() : null;
-    if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
+    if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-page-state"]))) return answer;
     return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
   }
 
@@ -136,18 +134,18 @@
 
   // Asks what is new at the address, and fills the page with it; what an answer leaves out is what the page has.
   async function refresh() {
-    const heart = document.querySelector(".heart");
-    if (!heart) return;
+    const state = document.querySelector(".page-state");
+    if (!state) return;
     const { pathname, search } = window.location;
     const began = performance.now();
     const number = sent += 1;
     // The reader may have chosen something else by now, or be on another page, that of another run, too.
-    const isWanted = () => number === sent && heart.isConnected && window.location.pathname === pathname;
+    const isWanted = () => number === sent && state.isConnected && window.location.pathname === pathname;
     due = began + BEAT_MS;
-    const answer = await askWhole(pathname, search, heart.dataset.shown || "").catch(() => null); // the banner says so
+    const answer = await askWhole(pathname, search, state.dataset.shown || "").catch(() => null); // the banner says so
     // Not for half as long as it took: a slow collector gets fewer questions, not a queue of them.
     due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
-    if (!isWanted() || (answer && heart.id !== answer.page + "-heart")) return;
+    if (!isWanted() || (answer && state.id !== answer.page + "-page-state")) return;
     const { kinds, slots } = answer || { kinds: {}, slots: {} };
     const figures = Object.entries(slots).filter(([id]) => kinds[id] === "data-figure");
     const texts = await window.gradcanary.drawFirst(Object.fromEntries(figures));
@@ -160,7 +158,7 @@
     if (!awaited && !document.hidden && performance.now() >= due) refresh();
   }
 
-  every(0, beat);
+  setInterval(beat, 100);
 
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
   document.addEventListener("visibilitychange", () => {
@@ -178,4 +176,4 @@
   });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { refresh });
-})();
+}

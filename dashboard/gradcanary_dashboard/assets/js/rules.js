@@ -1,7 +1,5 @@
 /* A trial of rules: the server answers lines, and each says what slots of the page show from then on. It ends with its page. */
-(function () {
-  "use strict";
-
+{
   const LONGEST_TEXT = 2000; // characters that an address can hold, also behind a proxy
   const BROKEN = [["span", { class: "tone-critical" }, "The trial broke off. Try it again, or load the page again."]];
 
@@ -27,7 +25,7 @@
   function show(slots) {
     for (const [name, drawn] of Object.entries(slots)) {
       const slot = document.getElementById(name);
-      if (slot) slot.dataset.drawn = drawn;
+      if (slot) slot.dataset.trees = drawn;
     }
   }
 
@@ -75,4 +73,4 @@
     if (button.id === "rules-try-do") start();
     else if (button.id === "rules-try-stop") trial.abort();
   });
-})();
+}

@@ -1,11 +1,8 @@
-/* What one takes along: the address of what is shown, a figure as a picture. No other host has a part in it. */
-(function () {
-  "use strict";
-
+/* What one takes along: the address of what is shown, a figure as a picture that Plotly makes in the browser. */
+{
   const TITLE_PX = 34;
   const LINE_PX = 18; // each line of a title after the first; Plotly moves all of them up by half of it
   const LETTER_PX = 8;
-  const LABEL_PX = 18;
   const SCALE = 2;
 
   function escaped(text) {
@@ -42,41 +39,10 @@
     }, [""]).filter(Boolean);
   }
 
-  // The colours of the values, and apart from them those of cells without one: each label has room, at any height.
-  function bar(trace, meta, height, { paper, grid, x }) {
-    const codes = meta.told.map((value) => Math.round(1000 * Math.log10(value)));
-    const [low, high] = [codes[0], codes[codes.length - 1]];
-    const label = ((high - low) * LABEL_PX) / (height - 4 * LABEL_PX); // codes that a label is high
-    const stops = trace.colorscale.map(([place, shade]) => [trace.zmin + place * (trace.zmax - trace.zmin), shade]);
-    const zero = stops.findLast(([code]) => code < meta.zero)[1];
-    const bands = [
-      [low - 2.5 * label, low - 1.5 * label, stops[0][1]],
-      [low - 1.5 * label, low - 0.5 * label, zero],
-      [low - 0.5 * label, low, paper],
-      [high, high + 0.5 * label, paper],
-      [high + 0.5 * label, high + 1.5 * label, stops[stops.length - 1][1]],
-    ].map(([from, to, shade]) => [[from, shade], [to, shade]]);
-    const shades = [...bands.slice(0, 3).flat(), ...stops.filter(([code]) => code > low - 0.5 && code < high + 0.5), ...bands.slice(3).flat()];
-    const [first, last] = [shades[0][0], shades[shades.length - 1][0]];
-    const ticks = [...ticksOf(meta, codes, label), [low - 2 * label, "no data"], [low - label, "exact 0"], [high + label, "non-finite"]];
-    const colorbar = { tickvals: ticks.map(([code]) => code), ticktext: ticks.map(([, text]) => text), thickness: 10, outlinewidth: 1, outlinecolor: grid, ypad: 0 };
-    const colorscale = shades.map(([code, shade]) => [Math.min(1, Math.max(0, (code - first) / (last - first))), shade]);
-    return { type: "scatter", mode: "markers", x: [x], y: [0], hoverinfo: "skip", marker: { color: [low], cmin: first, cmax: last, colorscale, showscale: true, opacity: 0, colorbar } };
-  }
-
-  // The ends, beyond which colours stay, the threshold, and between these the decades that have room.
-  function ticksOf(meta, codes, label) {
-    const words = meta.told.map((value) => window.gradcanary.scientific(value, 2));
-    const hasThreshold = codes.length === 3;
-    const [low, high] = [codes[0], codes[codes.length - 1]];
-    const found = codes.map((code, place) => [code, words[place]]);
-    if (hasThreshold) found[1][1] += " threshold";
-    if (hasThreshold || meta.ends[0] < meta.told[0]) found[0][1] = "≤ " + words[0];
-    if (hasThreshold) found[2][1] = "≥ " + words[2];
-    for (let decade = Math.ceil(low / 1000); decade <= high / 1000; decade += 1) {
-      if (found.every(([code]) => Math.abs(code - 1000 * decade) >= label)) found.push([1000 * decade, window.gradcanary.scientific(Math.pow(10, decade), 2)]);
-    }
-    return found;
+  // The colours of a heatmap with their numbers (figures.color_bar); what has no colour there is the paper.
+  function bar({ marker, ...trace }, x, paper, outlinecolor) {
+    const colorscale = marker.colorscale.map(([place, shade]) => [place, shade ?? paper]);
+    return { ...trace, x: [x], marker: { ...marker, colorscale, colorbar: { ...marker.colorbar, outlinecolor } } };
   }
 
   function painted(plot, title) {
@@ -86,8 +52,7 @@
     const data = plot.data.map((trace) => ({ ...trace, showlegend: isNamed && Boolean(trace.name) }));
     const titled = lines(title, plot.clientWidth);
     const above = TITLE_PX + LINE_PX * (titled.length - 1);
-    const { t: top, b: bottom } = layout.margin;
-    if (layout.meta && layout.meta.ends) data.push(bar(data[0], layout.meta, plot.clientHeight - top - bottom, { paper, grid, x: layout.xaxis.range[0] }));
+    if (layout.meta?.bar) data.push(bar(layout.meta.bar, layout.xaxis.range[0], paper, grid));
     const named = { text: titled.map(escaped).join("<br>"), x: 0.01, xanchor: "left", yref: "container", y: 0.99, yanchor: "top", pad: { t: (above - TITLE_PX) / 2 }, font: { size: 14 } };
     return {
       data,
@@ -96,7 +61,7 @@
         title: named,
         width: plot.clientWidth,
         height: plot.clientHeight + above,
-        margin: { ...layout.margin, t: top + above },
+        margin: { ...layout.margin, t: layout.margin.t + above },
         paper_bgcolor: paper,
         plot_bgcolor: paper,
         font: { ...layout.font, color: ink, family: getComputedStyle(document.body).fontFamily },
@@ -106,23 +71,6 @@
       },
       config: { staticPlot: true },
     };
-  }
-
-  // By way of a data URL: Plotly's own way to a PNG goes over a blob, which the page's policy forbids.
-  async function rasterised(svg, width, height) {
-    const image = Object.assign(new Image(), { src: svg });
-    await image.decode();
-    const canvas = Object.assign(document.createElement("canvas"), { width: width * SCALE, height: height * SCALE });
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-  }
-
-  function save(blob, name) {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
   // What is drawn: in words above it, and in the name of the file.
@@ -157,9 +105,9 @@
     const { words, name: parts } = subject(button, id);
     const figure = painted(plot, [...words, `steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`].filter(Boolean).join(" · "));
     const { width, height } = figure.layout;
-    const svg = await window.Plotly.toImage(figure, { format: "svg", width, height });
     const name = [...parts, first, last].filter((part) => part !== undefined).join("-");
-    save(await rasterised(svg, width, height), name.replace(/[^\w.-]+/g, "_") + ".png");
+    const filename = name.replace(/[^\w.-]+/g, "_");
+    await window.Plotly.downloadImage(figure, { format: "png", width, height, scale: SCALE, filename });
   }
 
   document.addEventListener("click", (event) => {
@@ -168,4 +116,4 @@
     if (button.dataset.share === "address") window.gradcanary.copy(button, address(), "Copy the address bar");
     else picture(button);
   });
-})();
+}

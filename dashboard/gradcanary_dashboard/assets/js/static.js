@@ -1,64 +1,68 @@
-/* What a slot holds as JSON, drawn without React: a text, or [tag, attributes, ...what is in it]. What did not change
-   stays the element that it is, with its focus and what is open in it. Names come from trainings: they are only ever
-   text and the values of attributes. */
-(function () {
-  "use strict";
-
-  const held = new WeakMap(); // element -> the trees that are drawn in it
+/* What is described as JSON, drawn without React: a text, or [tag, attributes, ...what is in it]. What did not change stays
+   the element that it is, with its focus and what is open in it. Names come from trainings: they are only ever text and
+   the values of attributes. */
+{
+  const held = new WeakMap(); // element -> what is drawn in it: { tree, text, node }
 
   function build(tree) {
     if (typeof tree === "string") return document.createTextNode(tree);
     const [tag, attributes, ...inside] = tree;
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...inside.map(build));
-    held.set(made, inside);
+    drawInto(made, inside);
     return made;
   }
 
-  function isAlike(one, other) {
-    if (typeof one === "string" || typeof other === "string") return false;
-    // A question that is open about one thing must not come to stand at another.
-    return one[0] === other[0] && ["class", "data-key", "data-line"].every((name) => one[1][name] === other[1][name]);
+  // Of two elements that agree in this one can become the other: a question that is open about one thing must not come to
+  // stand at another.
+  function kindOf({ tree }) {
+    if (typeof tree === "string") return "text";
+    const [tag, attributes] = tree;
+    return [tag, attributes["data-key"] ?? attributes["data-line"] ?? attributes.class].join(" ");
   }
 
-  function become(node, before, tree) {
-    for (const name of Object.keys(before[1])) if (!(name in tree[1])) node.removeAttribute(name);
-    for (const [name, value] of Object.entries(tree[1])) {
+  function become(node, before, after) {
+    if (typeof after === "string") {
+      node.data = after;
+      return;
+    }
+    for (const name of Object.keys(before[1])) if (!(name in after[1])) node.removeAttribute(name);
+    for (const [name, value] of Object.entries(after[1])) {
       if (before[1][name] !== value) node.setAttribute(name, value);
     }
-    drawInto(node, tree.slice(2));
-    return node;
+    drawInto(node, after.slice(2));
   }
 
-  // Each is the element that showed the same before, else the next one of that kind.
-  function chosen(parent, trees) {
-    const left = (held.get(parent) || []).map((tree, place) => ({ tree, node: parent.childNodes[place] }));
-    const keys = left.map((one) => JSON.stringify(one.tree));
-    const same = trees.map((tree) => {
-      const place = keys.indexOf(JSON.stringify(tree));
-      if (place < 0) return null;
-      keys[place] = null;
-      return left[place].node;
-    });
-    const others = left.filter((_, place) => keys[place] !== null);
-    const nodes = trees.map((tree, place) => {
-      if (same[place]) return same[place];
-      const alike = others.findIndex((one) => isAlike(one.tree, tree));
-      if (alike < 0) return build(tree);
-      const [taken] = others.splice(alike, 1);
-      return become(taken.node, taken.tree, tree);
-    });
-    return [nodes, others.map((one) => one.node)];
+  // Gives nodes that are left to those that are wanted and agree with them; each serves once.
+  function reuse(left, wanted, agreement) {
+    const known = Map.groupBy(left, agreement);
+    for (const one of wanted.filter(({ node }) => !node)) {
+      const found = known.get(agreement(one))?.shift();
+      if (!found) continue;
+      left.delete(found);
+      one.node = found.node;
+      if (one.text !== found.text) become(found.node, found.tree, one.tree);
+    }
   }
 
   function drawInto(parent, trees) {
-    const [nodes, gone] = chosen(parent, trees);
-    for (const node of gone) node.remove();
-    nodes.forEach((node, place) => {
-      if (parent.childNodes[place] !== node) parent.insertBefore(node, parent.childNodes[place] || null);
-    });
-    held.set(parent, trees);
+    const left = new Set(held.get(parent));
+    // Where another script wrote words of its own, as into times, these go.
+    if (Array.from(left).some(({ node }) => node.parentNode !== parent)) {
+      parent.replaceChildren();
+      left.clear();
+    }
+    const wanted = trees.map((tree) => ({ tree, text: JSON.stringify(tree), node: null }));
+    reuse(left, wanted, ({ text }) => text);
+    reuse(left, wanted, kindOf);
+    for (const { node } of left) node.remove();
+    let next = parent.firstChild;
+    for (const one of wanted) {
+      one.node ||= build(one.tree);
+      if (one.node === next) next = next.nextSibling;
+      else parent.insertBefore(one.node, next);
+    }
+    held.set(parent, wanted);
   }
 
   function draw(parent, trees) {
@@ -68,7 +72,7 @@
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
-  window.gradcanary.onAttribute("data-drawn", (slot, text) => draw(slot, JSON.parse(text || "[]")));
+  window.gradcanary.onAttribute("data-trees", (slot, text) => draw(slot, JSON.parse(text || "[]")));
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { draw });
-})();
+}

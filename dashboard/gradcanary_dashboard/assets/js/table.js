@@ -1,72 +1,55 @@
 /* The rows of tables: drawn here, because a Dash component for each cell cost more than all figures together. A table may be
    sorted, filtered and shown in part, all of it without a question. Names come from trainings: they are only ever text and
    the values of attributes. */
-(function () {
-  "use strict";
-
-  const { element, arrange, draw, go, onAttribute, onMove } = window.gradcanary;
+{
+  const { draw, go, onAttribute, onMove } = window.gradcanary;
   const NOTHING = "\u2013"; // text.numbers.NOTHING
 
   const tables = new WeakMap(); // body -> { columns, rows, find, sort, descends, most }
-  const written = new WeakMap(); // row -> what it shows, as JSON
 
   // ---- a row: { name, href, tone, chosen, cells }; a cell is a text, or { text or parts, mark }
 
   // A name that is too long for its column goes on behind a dot.
-  function link(name) {
-    const parts = name.split(/(?<=\.)/).flatMap((part) => [part, element("wbr", {})]);
-    return element("a", { class: "layer", title: name }, ...parts);
+  function link({ name, href }) {
+    const parts = name.split(/(?<=\.)/).flatMap((part) => [part, ["wbr", {}]]);
+    return ["a", { class: "layer", title: name, href }, ...parts];
   }
 
-  function button(name, inside, attributes) {
+  function button({ name, chosen }, inside, attributes) {
     const words = { title: "Draw its trend here", "aria-label": "Draw the trend of " + name };
-    return element("button", { type: "button", "data-layer": name, ...words, ...attributes }, inside);
+    return ["button", { type: "button", "data-layer": name, "aria-pressed": String(chosen), ...words, ...attributes }, inside];
   }
 
-  function icon() {
-    return element("span", { class: "icon icon-trend", "aria-hidden": "true" });
-  }
-
+  const ICON = ["span", { class: "icon icon-trend", "aria-hidden": "true" }];
   const NAMES = {
-    link: (name) => [link(name)],
-    "button link": (name) => [button(name, icon(), { class: "draw" }), link(name)],
-    button: (name) => [button(name, name, {})],
+    link: (row) => [link(row)],
+    "button link": (row) => [button(row, ICON, { class: "draw" }), link(row)],
+    button: (row) => [button(row, row.name, {})],
   };
 
-  function newRow(name, [first, ...others]) {
-    const cells = others.map(({ head, kind }) => element("td", { class: kind, role: "cell", "data-name": head }));
-    return element("tr", { role: "row" }, element("td", { class: "name", role: "cell" }, ...NAMES[first.kind](name)), ...cells);
+  function classes(...names) {
+    return names.filter(Boolean).join(" ");
   }
 
-  function write(row, shown, [, ...columns]) {
-    const text = JSON.stringify(shown);
-    if (written.get(row) === text) return;
-    written.set(row, text);
-    row.className = [shown.tone, shown.chosen ? "chosen" : ""].filter(Boolean).join(" ");
-    row.querySelector("a")?.setAttribute("href", shown.href);
-    row.querySelector("button")?.setAttribute("aria-pressed", String(shown.chosen));
-    columns.forEach(({ kind }, place) => writeCell(row.cells[place + 1], kind, shown.cells[place]));
-  }
-
-  function writeCell(cell, kind, given) {
+  function cellOf(given, { head, kind }) {
     const { text, mark, parts } = typeof given === "string" ? { text: given } : given;
-    cell.className = [kind, mark, text === NOTHING ? "none" : ""].filter(Boolean).join(" ");
-    if (parts) draw(cell, parts);
-    else if (cell.textContent !== text) cell.textContent = text;
+    const named = { class: classes(kind, mark, text === NOTHING && "none"), role: "cell", "data-name": head };
+    return ["td", named, ...(parts || [text])];
+  }
+
+  function rowOf(row, key, [first, ...others]) {
+    const held = { class: classes(row.tone, row.chosen && "chosen"), role: "row", "data-key": key };
+    const name = ["td", { class: "name", role: "cell" }, ...NAMES[first.kind](row)];
+    return ["tr", held, name, ...others.map((column, place) => cellOf(row.cells[place], column))];
   }
 
   // Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
   function drawRows(body, rows, columns) {
-    const known = new Map(Array.from(body.rows, (row) => [row.dataset.row, row]));
     const seen = new Map(); // name -> rows with it so far
-    arrange(body, rows.map((shown) => {
-      const count = (seen.get(shown.name) || 0) + 1;
-      seen.set(shown.name, count);
-      const key = shown.name + " " + count;
-      const row = known.get(key) || newRow(shown.name, columns);
-      row.dataset.row = key;
-      write(row, shown, columns);
-      return row;
+    draw(body, rows.map((row) => {
+      const count = (seen.get(row.name) || 0) + 1;
+      seen.set(row.name, count);
+      return rowOf(row, row.name + " " + count, columns);
     }));
   }
 
@@ -166,4 +149,4 @@
       drawTable(body);
     }
   }));
-})();
+}

@@ -1,7 +1,5 @@
 /* The steps in sight: by dragging over a figure, and for fingers and keys by buttons. The address has them. */
-(function () {
-  "use strict";
-
+{
   const { go, page } = window.gradcanary;
   const WHOLE = { from: null, to: null };
 
@@ -75,4 +73,4 @@
   }, { capture: true, passive: true });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed });
-})();
+}

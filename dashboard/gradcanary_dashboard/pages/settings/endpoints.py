@@ -10,18 +10,18 @@ from dash import dcc, html
 from gradcanary_dashboard.analysis import severity
 from gradcanary_dashboard.components import elements, endpoint_text, forms, static
 from gradcanary_dashboard.components.endpoint_text import Endpoint
-from gradcanary_dashboard.components.static import DRAWN
+from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.pages.settings import frame as settings_frame
 from gradcanary_dashboard.pages.settings.frame import part
 
 ALL, ONE = "endpoints", "endpoint"
 
-SLOTS = {**settings_frame.slots(ALL), "endpoint-list": "children"}
+SLOTS = {**settings_frame.slots(ALL), "endpoint-list": TREES}
 SLOTS_OF_ONE = {
     **settings_frame.slots(ONE),
     "endpoint-title": "children",
     "endpoint-facts": "children",
-    "endpoint-log": DRAWN,
+    "endpoint-log": TREES,
     "endpoint-enable": "hidden",
     "endpoint-disable": "hidden",
     "endpoint-change": "hidden",
@@ -46,11 +46,11 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     )
     return [
         *settings_frame.head("Endpoints"),
-        elements.card("endpoints", html.Div(contents.get("endpoint-list"), id="endpoint-list"), title="Who is told"),
+        elements.card("endpoints", static.slot("endpoint-list", contents.get("endpoint-list")), title="Who is told"),
         *settings_frame.controls(ALL, contents, elements.card("new-endpoint", made, title="New endpoint")),
         # Outside of what may be disabled: what it says stays readable, and its secret can be copied.
         forms.answer("new-endpoint-answer"),
-        elements.heart(ALL, contents.get("shown")),
+        elements.page_state(ALL, contents.get("shown")),
     ]
 
 
@@ -60,7 +60,7 @@ def fill(endpoints: Sequence[Endpoint], url: str, *, may: bool) -> dict[str, Any
     line = f"gradcanary endpoints add https://hooks.example/gradcanary --url {url}"
     none = [html.P(words), *elements.terminal(line)]
     return {
-        "endpoint-list": [_entry(each) for each in endpoints] or none,
+        "endpoint-list": static.encode([_entry(each) for each in endpoints] or none),
         **settings_frame.rights(ALL, may=may),
     }
 
@@ -75,7 +75,7 @@ def frame_of_one(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[
         elements.card("deliveries", static.slot("endpoint-log", contents.get("endpoint-log")), title="What was sent"),
         dcc.Store(id=endpoint_text.SENT_AGAIN),
         settings_frame.leaving(ONE),
-        elements.heart(ONE, contents.get("shown")),
+        elements.page_state(ONE, contents.get("shown")),
     ]
 
 
@@ -85,7 +85,7 @@ def fill_one(endpoint: Endpoint, deliveries: Mapping[str, Any], *, may: bool) ->
     return {
         "endpoint-title": html.H1([endpoint_text.state(endpoint), endpoint_text.label(endpoint)]),
         "endpoint-facts": settings_frame.facts(endpoint_text.facts(endpoint)),
-        "endpoint-log": static.drawn(endpoint_text.log(deliveries, endpoint["id"])),
+        "endpoint-log": static.encode(endpoint_text.log(deliveries, endpoint["id"])),
         "endpoint-enable": is_enabled,
         "endpoint-disable": not is_enabled,
         "endpoint-change": not is_ours,
@@ -109,6 +109,7 @@ def _entry(endpoint: Endpoint) -> html.Article:
     return html.Article(
         [html.H3([endpoint_text.state(endpoint), name]), settings_frame.facts(endpoint_text.facts(endpoint))],
         className="listed",
+        **elements.attributes(data_key=str(endpoint["id"])),
     )
 
 

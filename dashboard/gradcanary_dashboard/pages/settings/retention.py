@@ -8,13 +8,13 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.address.run import run_url
-from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.components import elements, static
 from gradcanary_dashboard.pages.settings import frame as settings_frame
 from gradcanary_dashboard.text import numbers
 
 PAGE = "storage"
 
-SLOTS = {"storage-facts": "children", "storage-runs": "children"}
+SLOTS = {"storage-facts": "children", "storage-runs": static.TREES}
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -23,9 +23,9 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         *settings_frame.head("Retention"),
         elements.card("kept", html.Div(contents.get("storage-facts"), id="storage-facts"), title="What is kept"),
         elements.card(
-            "run-sizes", html.Div(contents.get("storage-runs"), id="storage-runs"), title="Runs, the largest first"
+            "run-sizes", static.slot("storage-runs", contents.get("storage-runs")), title="Runs, the largest first"
         ),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 
@@ -37,7 +37,7 @@ def fill(storage: Mapping[str, Any]) -> dict[str, Any]:
         ("Incidents", "with their messages: as long as the run"),
         ("On disk", [f"{numbers.size(storage['bytes'])}, counted ", elements.moment(storage["counted"])]),
     ]
-    return {"storage-facts": settings_frame.facts(known), "storage-runs": _runs(storage)}
+    return {"storage-facts": settings_frame.facts(known), "storage-runs": static.encode(_runs(storage))}
 
 
 def _samples(raw_days: float | None, until: str | None) -> str | list[Any]:
@@ -53,7 +53,7 @@ def _samples(raw_days: float | None, until: str | None) -> str | list[Any]:
 def _runs(storage: Mapping[str, Any]) -> list[Any]:
     if not storage["runs"]:
         return [html.P(["No run so far. ", elements.first_run_link()], className="dim")]
-    rows = [html.Tr(_cells(each)) for each in storage["runs"]]
+    rows = [html.Tr(_cells(each), **elements.attributes(data_key=each["run"])) for each in storage["runs"]]
     names = ("Run", "Size", "Last step", "Last heard of")
     heads = html.Thead(html.Tr([*(html.Th(name, scope="col") for name in names), html.Td()]))
     others = storage["others"]

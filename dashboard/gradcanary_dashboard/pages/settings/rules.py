@@ -52,7 +52,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         static.slot("rules-trial", None),
         elements.card("rules-of", slot("rules-list"), title="Rules"),
         slot("rules-layers"),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 
@@ -82,15 +82,15 @@ def fill(rules: Rules, *, may: bool) -> dict[str, Any]:
 def tried(line: Line) -> dict[str, str]:
     """Return what is drawn into the slots of the page for a line of a trial."""
     if line["kind"] == "progress":
-        return {"rules-tried": static.drawn(_progress(line)), "rules-trial": static.drawn(None)}
+        return {"rules-tried": static.encode(_progress(line)), "rules-trial": static.encode(None)}
     if line["kind"] == "error":
-        return {"rules-tried": static.drawn(forms.wrong(line["message"]))}
-    return {"rules-tried": static.drawn(forms.done("Done.")), "rules-trial": static.drawn(_result(line))}
+        return {"rules-tried": static.encode(forms.wrong(line["message"]))}
+    return {"rules-tried": static.encode(forms.done("Done.")), "rules-trial": static.encode(_result(line))}
 
 
 def refused(error: DashboardError) -> dict[str, str]:
     """Return what is drawn where no trial began, or one broke off."""
-    return {"rules-tried": static.drawn(forms.wrong(str(error)))}
+    return {"rules-tried": static.encode(forms.wrong(str(error)))}
 
 
 def _progress(line: Line) -> list[Any]:

@@ -30,7 +30,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.H1(run),
         *settings_frame.controls(PAGE, contents, _words(contents), _place(contents), _end(run)),
         settings_frame.leaving(PAGE),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 

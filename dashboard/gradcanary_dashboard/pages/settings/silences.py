@@ -8,14 +8,14 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.components import elements, forms, incident_dialog, silence_form, static
-from gradcanary_dashboard.components.static import DRAWN
+from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.pages.settings import frame as settings_frame
 
 PAGE, NEW, ENDED = "silences", "new-silence", "silence-ended"
 
 SLOTS = {
     **settings_frame.slots(PAGE),
-    "silence-list": DRAWN,
+    "silence-list": TREES,
     "silence-past": "children",
     "silence-runs": "children",
     f"{NEW}-rules": "children",
@@ -45,7 +45,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         elements.card(
             "past-silences", html.Div(contents.get("silence-past"), id="silence-past"), title="Made and ended"
         ),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 
@@ -65,7 +65,7 @@ def fill(
     words = "Nothing is silenced: all notifications are sent. Silence an incident from its page, or here."
     none = [html.P(words), *elements.terminal(f"gradcanary silence --run 'lora-*' --for 8h --url {url}")]
     return {
-        "silence-list": static.drawn([_entry(each) for each in silences] or none),
+        "silence-list": static.encode([_entry(each) for each in silences] or none),
         "silence-past": _past(audit),
         "silence-runs": [html.Option(value=name) for name in runs],
         f"{NEW}-rules": forms.options({"": EVERY_RULE, **{rule: rule.replace("_", " ") for rule in rules}}),
@@ -85,12 +85,14 @@ def _new(contents: Mapping[str, Any]) -> html.Section:
         id=f"{NEW}-rules",
         **elements.attributes(data_of=f"{NEW}-rule"),
     )
-    runs = forms.text(f"{NEW}-run", "Runs", RUNS_HINT, offers="silence-runs", placeholder="lora-*")
+    runs = forms.text(
+        f"{NEW}-run", "Runs", RUNS_HINT, offers="silence-runs", placeholder="lora-*", more=forms.AFTER_A_PAUSE
+    )
     form = forms.form(
         settings_frame.row(runs, forms.field("Rule", rules)),
         html.Datalist(contents.get("silence-runs"), id="silence-runs"),
         dcc.Store(id=f"{NEW}-rule", data=""),
-        *silence_form.layers((), NEW),
+        *silence_form.layers((), NEW, more=forms.AFTER_A_PAUSE),
         silence_form.span(NEW),
         settings_frame.row(
             html.Div(
@@ -103,7 +105,6 @@ def _new(contents: Mapping[str, Any]) -> html.Section:
         html.Div(plan(None), id=f"{NEW}-plan", className="plan", **elements.attributes(aria_live="polite")),
         forms.button("Silence", f"{NEW}-do", icon="hush", tone="main", sends=True),
         forms.answer(f"{NEW}-answer"),
-        dcc.Store(id=f"{NEW}-wish"),
     )
     return elements.card(NEW, form, title="New silence")
 
@@ -130,7 +131,7 @@ def _entry(silence: Mapping[str, Any]) -> html.Article:
             **elements.attributes(aria_label=f"Change its end, #{number}"),
         },
     )
-    really = forms.telling("Yes, end it", ENDED, number, tone="danger")
+    really = forms.list_button("Yes, end it", ENDED, number, tone="danger")
     end = forms.asking(
         "End now", f"End silence {number}? One notification is sent for each incident still open.", really
     )

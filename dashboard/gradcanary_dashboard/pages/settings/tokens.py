@@ -8,12 +8,12 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.components import elements, forms, static
-from gradcanary_dashboard.components.static import DRAWN
+from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.pages.settings import frame as settings_frame
 
 PAGE, REVOKED = "tokens", "token-revoked"
 
-SLOTS = {**settings_frame.slots(PAGE), "token-list": DRAWN}
+SLOTS = {**settings_frame.slots(PAGE), "token-list": TREES}
 
 NONE = (
     "No token so far. The collector asks for one when it runs with --auth, or listens for other machines. "
@@ -49,7 +49,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         *settings_frame.head("Tokens"),
         *settings_frame.controls(PAGE, contents, listed, elements.card("new-token", made, title="New token")),
         forms.answer("new-token-answer"),
-        elements.heart(PAGE, contents.get("shown")),
+        elements.page_state(PAGE, contents.get("shown")),
     ]
 
 
@@ -59,7 +59,7 @@ def fill(tokens: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     words = f"{words}, with the --data or --db of its up."
     none = [html.P(words, className="dim")] if tokens is None else [html.P(NONE), *elements.terminal(LINE)]
     return {
-        "token-list": static.drawn([_entry(each) for each in tokens or ()] or none),
+        "token-list": static.encode([_entry(each) for each in tokens or ()] or none),
         **settings_frame.rights(PAGE, may=tokens is not None),
     }
 
@@ -74,7 +74,7 @@ def _entry(token: Mapping[str, Any]) -> html.Article:
         ("Ends", elements.moment(token["expires"]) if is_active and token["expires"] else None),
     ]
     question = f"Clients with {token['name']} are refused within seconds. Browser sessions signed in with it end too."
-    really = forms.telling("Revoke it", REVOKED, token["id"], tone="danger")
+    really = forms.list_button("Revoke it", REVOKED, token["id"], tone="danger")
     rest = [forms.asking("Revoke", question, really)] if is_active else []
     return html.Article(
         [

@@ -16,12 +16,12 @@ TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, ma
 
 @given(st.lists(TEXTS, max_size=4))
 def test_drawn_page_is_text_and_attributes(texts: list[str]) -> None:
-    drawn = static.drawn([html.P([text, html.B(text)], title=text, className="x", hidden=True) for text in texts])
+    drawn = static.encode([html.P([text, html.B(text)], title=text, className="x", hidden=True) for text in texts])
     paragraphs = [["p", {"title": text, "class": "x", "hidden": ""}, text, ["b", {}, text]] for text in texts]
     assert json.loads(drawn) == paragraphs
     assert "<" not in drawn or any("<" in text for text in texts)
 
 
 def test_a_link_within_the_pages_leads_on_without_loading() -> None:
-    drawn = json.loads(static.drawn(dcc.Link(HOSTILE, href="/incidents/1", className="do")))
+    drawn = json.loads(static.encode(dcc.Link(HOSTILE, href="/incidents/1", className="do")))
     assert drawn == [["a", {"href": "/incidents/1", "class": "do", "data-way": ""}, HOSTILE]]

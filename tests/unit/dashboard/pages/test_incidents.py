@@ -65,7 +65,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     ]
     acked = {"at": "2026-11-20T02:00:00.000Z", "by": "ada", "note": ""}
     silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "firing": 2, "silences": [7]}
-    said = static.drawn(incidents_page.row(incident(last_deliveries=told, acked=acked, silenced=silenced)))
+    said = static.encode(incidents_page.row(incident(last_deliveries=told, acked=acked, silenced=silenced)))
     for words in (
         "critical", "#31 collapse", '"/incidents/31"', '"/runs/run?incident=31"', "1 / 2", "since step 31",
         "acked by ada", "1 of 2 layers silenced, ends",
@@ -73,7 +73,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
         '"data-do":"ack"', '"data-do":"silence"', '"data-do":"unsilence"',
     ):  # fmt: skip
         assert words in said, words
-    over = static.drawn(incidents_page.row(incident(state="resolved", resolution="recovered", resolved="2026-11-20T")))
+    over = static.encode(incidents_page.row(incident(state="resolved", resolution="recovered", resolved="2026-11-20T")))
     assert "data-do" not in over
     assert "nobody was told" in over
 

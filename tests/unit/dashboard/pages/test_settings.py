@@ -290,6 +290,6 @@ def test_a_page_that_was_opened_in_an_outage_becomes_whole(page: registry.Page) 
     storage["others"] = {"runs": 0, "bytes": 0}
     lists: dict[str, Any] = {f"/{what}": {what: []} for what in ("silences", "audit", "endpoints", "tokens")}
     contents = dict(page.ask(cast(Collector, Known({**lists, "/storage": storage})), {}, "", {}))
-    slots = {**page.slots, f"{page.name}-heart": "data-shown"}
-    late = filled(page.frame({}, {}), slots, {**contents, f"{page.name}-heart": contents["shown"]})
+    slots = {**page.slots, f"{page.name}-page-state": "data-shown"}
+    late = filled(page.frame({}, {}), slots, {**contents, f"{page.name}-page-state": contents["shown"]})
     assert text_of(late) == text_of(page.frame({}, contents))
