@@ -229,7 +229,7 @@ def bfloat16_sums() -> Job:
     return Job(model, SGD(model.parameters(), lr=1e-4), loss, 6, micro_steps=512, proof=lambda: error)
 
 
-@fault("frozen", ".*", truth="stands", also=("accumulator", "second_moments"))
+@fault("frozen", ".*", truth="stands", also=("accumulator", "second_moments", "in_vain"))
 def bfloat16_weights_stand_still() -> Job:
     """Weights in bfloat16 and a learning rate of 1e-6: a step is lost when it is added."""
     model, draw = Net().bfloat16(), teacher()

@@ -39,6 +39,12 @@ _WRAPPERS = {
 """By module and name of a wrapper class (importing FSDP takes a second): the child that names leave out."""
 
 _FRAMEWORKS = ("peft", "diffusers", "transformers", "lightning", "pytorch_lightning")
+
+
+def _nothing() -> None:
+    return None
+
+
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MAX_LAYERS = 20_000
 
@@ -81,6 +87,35 @@ class _Origin:
     name: str
     module_class: str | None
     owner: weakref.ref[nn.Module] | None = None
+    prefix: str = ""
+
+
+class Prefixes:
+    """The prefixes of names by which the models of a session are told apart. A model keeps its first one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+
+    def of(self, root: nn.Module) -> str:
+        """Return the prefix of a model, empty for the only one."""
+        reference, prefix = self._known.get(id(root), (_nothing, ""))
+        return prefix if reference() is root else ""
+
+    def choose(self, roots: Sequence[nn.Module]) -> None:
+        """Choose prefixes for new models: their classes, numbered where a class is there more than once."""
+        self._known = {key: each for key, each in self._known.items() if each[0]() is not None}
+        new = [root for root in roots if id(root) not in self._known]
+        if len(roots) == 1 and new:
+            self._known[id(new[0])] = weakref.ref(new[0]), ""
+            return
+        classes = [_class_of(_unwrapped(root)).__name__[:200] for root in new]
+        taken = {prefix for _, prefix in self._known.values()}
+        for root, name in zip(new, classes, strict=True):
+            is_single = classes.count(name) == 1 and not any(each.startswith(name) for each in taken)
+            numbered = (f"{name}{number}." for number in range(1, len(roots) + len(taken) + 2))
+            prefix = f"{name}." if is_single else next(each for each in numbered if each not in taken)
+            taken.add(prefix)
+            self._known[id(root)] = weakref.ref(root), prefix
 
 
 class Unheld(NamedTuple):
@@ -106,17 +141,20 @@ def discover(
     settings: Settings,
     failed: Callable[[str, Exception], None],
     unheld: Sequence[Unheld] = (),
+    prefixes: Prefixes | None = None,
 ) -> Layers:
     """Return the layers: all that the optimizers hold, the trainable rest of the model, and the ``unheld`` ones.
 
     The name of a layer comes from the first of these that has one: the model, ``param_groups[i]["param_names"]``, the
-    modules found by one pass over the garbage collector's objects, and the position, as in ``group0.1``. ``failed``
-    gets errors that cost an optional part only.
+    modules found by one pass over the garbage collector's objects, and the position, as in ``group0.1``. ``prefixes``
+    tell several models apart. ``failed`` gets errors that cost an optional part only.
     """
     grouped = _grouped(optimizers)
     others = {id(parameter): each for each in unheld if (parameter := each.reference()) is not None}
     roots = [model] if model is not None else _roots(optimizers, grouped, others)
-    found = _origins(roots)
+    prefixes = Prefixes() if prefixes is None else prefixes
+    prefixes.choose(roots if model is not None else _naming(roots, {*grouped, *others}))
+    found = _origins(roots, prefixes)
     named = {
         key: (parameter, origin)
         for key, (parameter, origin) in found.items()
@@ -126,7 +164,8 @@ def discover(
         if key not in named or model is None:
             origin = named[key][1] if key in named else _Origin(held.fallback, None)
             given = None if held.name and key in named and _has_wrapper(held.name) else held.name
-            named[key] = (held.parameter, replace(origin, name=given or origin.name))
+            name = f"{origin.prefix}{given}" if given else origin.name
+            named[key] = (held.parameter, replace(origin, name=name))
     listed = set() if model is not None else others.keys() - grouped.keys()
     layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots), listed)
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
@@ -215,6 +254,13 @@ def _class_of(module: nn.Module) -> type:
     return kinds[2] if is_wrapped else kinds[0]
 
 
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside of wrappers."""
+    while (name := _hidden_child(module)) is not None and isinstance(child := getattr(module, name, None), nn.Module):
+        module = child
+    return module
+
+
 def _hidden_child(module: nn.Module) -> str | None:
     for kind in type(module).__mro__:
         if (child := _WRAPPERS.get((kind.__module__, kind.__name__))) is not None:
@@ -243,11 +289,23 @@ def _roots(
 ) -> list[nn.Module]:
     """Return the outermost modules that hold the parameters, the one with most of them first."""
     names = [held.name for held in grouped.values() if held.name]
-    if not optimizers or (not others and len(names) == len(grouped) and not any(map(_has_wrapper, names))):
+    are_enough = len({*names}) == len(grouped) and not any(map(_has_wrapper, names))
+    if not optimizers or (are_enough and not others):
         return []
     roots = _outermost(live_objects(nn.Module))
     held = {id(module): _held(module, {*grouped, *others}) for module in roots}
     return sorted((module for module in roots if held[id(module)]), key=lambda module: -held[id(module)])
+
+
+def _naming(roots: Sequence[nn.Module], ids: Collection[int]) -> list[nn.Module]:
+    """Return the models that name a parameter of these ids."""
+    naming, seen = [], set[int]()
+    for root in roots:
+        own = {id(parameter) for _, parameter, _ in _known_parameters(root)}.intersection(ids)
+        if own - seen:
+            naming.append(root)
+            seen |= own
+    return naming
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -271,14 +329,16 @@ def _known_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter, nn.Modul
         return []
 
 
-def _origins(roots: Iterable[nn.Module], *, is_careful: bool = False) -> dict[int, tuple[nn.Parameter, _Origin]]:
+def _origins(
+    roots: Iterable[nn.Module], prefixes: Prefixes | None = None, *, is_careful: bool = False
+) -> dict[int, tuple[nn.Parameter, _Origin]]:
     """Return the parameters by id, with their names; ``is_careful`` if the modules may be any of the process."""
     found: dict[int, tuple[nn.Parameter, _Origin]] = {}
     for root in roots:
+        prefix = "" if prefixes is None else prefixes.of(root)
         for name, parameter, owner in _known_parameters(root) if is_careful else named_parameters(root):
-            found.setdefault(
-                id(parameter), (parameter, _Origin(name, _class_of(owner).__name__[:200], weakref.ref(owner)))
-            )
+            origin = _Origin(f"{prefix}{name}", _class_of(owner).__name__[:200], weakref.ref(owner), prefix)
+            found.setdefault(id(parameter), (parameter, origin))
     return found
 
 

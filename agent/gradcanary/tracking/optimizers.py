@@ -17,7 +17,7 @@ from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing, is_slow
 from gradcanary.model import declared_dtypes
-from gradcanary.model.layers import discover
+from gradcanary.model.layers import Prefixes, discover
 from gradcanary.model.parameters import count_elements, group_sizes, live_objects, one_scan, parameters_of
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
@@ -66,7 +66,7 @@ class Hooks:
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._layer_hooks = LayerHooks(recorder)
         self._fast_path = FastPath(recorder, self._layer_hooks, guard)
-        self._not_optimized = NotOptimized(recorder)
+        self._not_optimized, self._prefixes = NotOptimized(recorder), Prefixes()
         self._look_for_unheld = guard.wrap("looking for parameters in no optimizer", self._find_unheld)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: recorder.calls.defer())
         self._steps: list[Any] = []
@@ -315,7 +315,7 @@ class Hooks:
         main = max(candidates, key=count_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
         unheld = self._not_optimized.found
-        layers = discover(optimizers, self._model(), self.settings, self.guard.catch, unheld)
+        layers = discover(optimizers, self._model(), self.settings, self.guard.catch, unheld, self._prefixes)
         if not len(layers):
             self.guard.print_once("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.recorder.follow(layers)

@@ -148,7 +148,55 @@ def test_equal_names_of_two_models_are_told_apart(collector: Recorded) -> None:
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     with gradcanary.watch(url=collector.url, run="twins"):
         train(lambda x: second(first(x)), optimizer)
-    assert sorted(collector.names) == ["bias", "bias#2", "weight", "weight#2"]
+    assert sorted(collector.names) == [f"Linear{number}.{name}" for number in (1, 2) for name in ("bias", "weight")]
+
+
+class Generator(nn.Sequential):
+    pass
+
+
+class Discriminator(nn.Sequential):
+    pass
+
+
+@pytest.mark.parametrize("are_named", [True, False], ids=["names in the groups", "no names"])
+def test_the_parameters_of_two_models_are_named_by_their_model(collector: Recorded, *, are_named: bool) -> None:
+    generator, discriminator = Generator(nn.Linear(4, 4)), Discriminator(nn.Linear(4, 4), nn.Linear(4, 1))
+    groups = [
+        {"params": model.named_parameters() if are_named else model.parameters()}
+        for model in (generator, discriminator)
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with gradcanary.watch(url=collector.url, run="gan"):
+        train(lambda x: discriminator(generator(x)), optimizer)
+    assert set(collector.names) == {
+        *("Generator.0.weight", "Generator.0.bias"),
+        *(f"Discriminator.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")),
+    }
+
+
+def test_a_model_keeps_its_names_when_another_comes(collector: Recorded) -> None:
+    first, second = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    with gradcanary.watch(url=collector.url, run="later"):
+        train(first, optimizer)
+        other = torch.optim.SGD(second.parameters(), lr=0.1)
+        for _ in range(2):
+            second(first(torch.randn(2, 4))).mean().backward()
+            other.step()
+            optimizer.step()
+    names = {layer["name"] for layers in collector.sets().values() for layer in layers}
+    assert names == {"0.weight", "0.bias", "Sequential.0.weight", "Sequential.0.bias"}
+
+
+def test_one_model_beside_the_optimizer_of_another_cell_keeps_its_plain_names(collector: Recorded) -> None:
+    older, model = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    left = torch.optim.SGD(older.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(url=collector.url, run="cell"):
+        train(model, optimizer)
+    assert left is not None
+    assert collector.names == ["0.weight", "0.bias"]
 
 
 @pytest.mark.parametrize("is_given", [True, False])
