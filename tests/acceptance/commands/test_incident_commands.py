@@ -45,7 +45,7 @@ def test_incidents_are_a_table_the_worst_first(typed, troubled):
     head, opened, ended, *_, tail = said.splitlines()
     assert re.split(r"  +", head) == ["ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT"]
     assert re.split(r"  +", opened)[:6] == ["2", "critical", "open", "sdxl", "collapse", "3/24"]
-    assert "fell from 0.0011 to" in opened
+    assert "fell from 0.00105 to" in opened
     assert re.split(r"  +", ended)[:6] == ["1", "critical", "ended", "diverged", "nonfinite", "1/24"]
     assert tail == "1 open, 0 resolved, 1 ended. One of them in full: gradcanary incidents ID"
     assert [len(line) for line in said.splitlines() if len(line) > 240] == []
