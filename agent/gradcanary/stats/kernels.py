@@ -83,10 +83,18 @@ def measure(
                 held.update(zip(layers, dense, strict=True))
         for layers in _groups(held, count_zeros):
             with reporting(failed, "counting zeros", held[layers[0]]):
-                pieces = [(layer, piece) for layer in layers for piece in _counted_pieces(held[layer])]
-                counts = torch.stack([_count_nonzero(piece) for _, piece in pieces])
-                sizes = [gradients[layer].numel() for layer, _ in pieces]
-                measured.append(Part(Kind.NONZERO, counts, [layer for layer, _ in pieces], sizes))
+                together = _counted_together(held, layers)
+                for pack in together:
+                    rows = rows_of([held[layer] for layer in pack])
+                    counts = torch.count_nonzero(rows, dim=1)
+                    measured.append(Part(Kind.NONZERO, counts, pack, [gradients[layer].numel() for layer in pack]))
+                packed_layers = {layer for pack in together for layer in pack}
+                single = [layer for layer in layers if layer not in packed_layers]
+                pieces = [(layer, piece) for layer in single for piece in _counted_pieces(held[layer])]
+                if pieces:
+                    counts = torch.stack([_count_nonzero(piece) for _, piece in pieces])
+                    sizes = [gradients[layer].numel() for layer, _ in pieces]
+                    measured.append(Part(Kind.NONZERO, counts, [layer for layer, _ in pieces], sizes))
         for layers in _groups(held, count_nonfinite):
             with reporting(failed, "counting what is not finite", held[layers[0]]):
                 pieces = [(layer, piece) for layer in layers for piece in _pieces(held[layer], CHUNK)]
@@ -351,6 +359,25 @@ def packed(gradients: Mapping[int, Tensor], in_float64: Collection[int]) -> tupl
 def rows_of(gradients: Sequence[Tensor]) -> Tensor:
     """Return a copy of the gradients of one pack, as rows."""
     return torch.cat([*gradients]).view(len(gradients), -1)
+
+
+def _counted_together(held: Mapping[int, Tensor], layers: Iterable[int]) -> list[list[int]]:
+    """Return packs of small gradients of one shape and dtype: a kernel for each would cost a launch for each.
+
+    Only what :func:`packed` leaves alone comes here: on a GPU, every layer.
+    """
+    families: dict[torch.Size, list[int]] = {}
+    for layer in layers:
+        gradient = held[layer]
+        if gradient.dim() > 0 and gradient.numel() <= MOST_PACKED and _lies_in_a_row(gradient):
+            families.setdefault(gradient.shape, []).append(layer)
+    sizes = {shape: PACKED_TOGETHER // shape.numel() for shape in families}
+    return [
+        family[start : start + sizes[shape]]
+        for shape, family in families.items()
+        if len(family) > 1
+        for start in range(0, len(family), sizes[shape])
+    ]
 
 
 def _is_small(gradient: Tensor) -> bool:

@@ -197,6 +197,19 @@ def test_large_gradients_are_measured_in_pieces(
             assert numbers.norm[layer] == pytest.approx(float(exact.square().sum().sqrt()), rel=1e-6)
 
 
+def test_zeros_of_small_gradients_are_counted_together_where_their_norms_are_not() -> None:
+    """As on a GPU, where no norm is packed; here those in float64 are not."""
+    drawn = torch.Generator().manual_seed(0)
+    shapes = [(8, 5), (8, 5), (7,), (8, 5), (), (8, 5)]
+    gradients = {i: torch.randn(shape, generator=drawn) for i, shape in enumerate(shapes)}
+    gradients = {i: each * (torch.rand(each.shape, generator=drawn) > 0.4) for i, each in gradients.items()}
+    gradients[5] = gradients[5].T.contiguous().T  # not in a row
+    parts = [part for part in measure(gradients, gradients, in_float64=gradients) if part.kind is Kind.NONZERO]
+    assert [[*part.layers] for part in parts] == [[0, 1, 3], [2, 4, 5]]
+    counted = {layer: int(n) for part in parts for layer, n in zip(part.layers, part.value.tolist(), strict=True)}
+    assert counted == {i: int((each != 0).sum()) for i, each in gradients.items()}
+
+
 def test_a_gradient_that_torch_conjugates_later_is_measured_as_it_lies() -> None:
     """As of a weight that is used conjugated: torch sets a bit, and the parts of such a tensor cannot be viewed."""
     weight = torch.nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
