@@ -166,8 +166,8 @@ def test_incidents_over_http(caught):
     assert set(incident) == {
         "id", "run", "rule", "severity", "state", "opened_step", "opened", "resolved_step", "resolution", "reopened",
         "since_step", "resolved", "reopened_at", "last_deliveries",
-        "acked", "silenced", "counts", "layers", "caused_by", "also", "explanation", "summary", "likely_cause", "fix",
-        "url", "deliveries",
+        "acked", "silenced", "counts", "layers", "caused_by", "also", "crash", "explanation", "summary", "likely_cause",
+        "fix", "url", "deliveries",
     }  # fmt: skip
     assert len(incident["layers"]) == FALLEN
     assert set(incident["layers"][0]) == {

@@ -50,8 +50,8 @@ def test_a_run_is_judged_by_rules_of_yours_beside_the_present_ones(trained, test
     assert status == 1
     assert said[0] == "lora: steps 0 to 299, 24 layers"
     mine, present = (
-        said.index("../rules.yaml: 3 incidents, 6 messages"),
-        said.index("the rules of the collector, version 1: 3 incidents, 6 messages"),
+        said.index("../rules.yaml: 3 incidents, 3 messages"),
+        said.index("the rules of the collector, version 1: 3 incidents, 3 messages"),
     )
     assert mine < present
     assert said[mine + 1 : mine + 3] == [collapse, "    2 of 24 layers: blocks.0-1.attn.lora_B.weight"]

@@ -124,11 +124,11 @@ def test_training_can_be_attached_to_again_and_detaches_itself(
 def test_detach_resolves_no_incident_and_the_next_attach_continues_it(
     tmp_path: Path, typed: Typed, collector_factory
 ) -> None:
-    """The one ``resolved`` message is that of the training's own end."""
+    """The one ``ended`` message is that of the training's own end."""
     receiver = Receiver()
     rules = tmp_path / "rules.yaml"
     rules.write_text("version: 1\npace: {wait_s: 0.1, interval_s: 0.1}\n")
-    collector = collector_factory("--webhook", receiver.url, "--rules", str(rules))
+    collector = collector_factory("--webhook", f"warning,ended={receiver.url}", "--rules", str(rules))
 
     def incidents() -> list[tuple[int, str]]:
         every = collector.get("/api/v1/incidents", run="left").json()["incidents"]
@@ -146,12 +146,12 @@ def test_detach_resolves_no_incident_and_the_next_attach_continues_it(
         assert typed(*attach, left.pid)[0] == 0
         assert collector.get("/api/v1/runs/left").json()["state"] == "live"
         left.ended()
-    until(lambda: receiver.got[-1].type == "gradient.collapse.resolved")
+    until(lambda: receiver.got[-1].type == "gradient.collapse.ended")
     assert [(message.type, message.data["incident"]) for message in receiver.got] == [
         ("gradient.collapse.opened", number),
-        ("gradient.collapse.resolved", number),
+        ("gradient.collapse.ended", number),
     ]
-    assert (collector.get("/api/v1/runs/left").json()["state"], incidents()) == ("finished", [(number, "resolved")])
+    assert (collector.get("/api/v1/runs/left").json()["state"], incidents()) == ("finished", [(number, "ended")])
     receiver.close()
 
 

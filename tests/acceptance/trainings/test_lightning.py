@@ -150,7 +150,9 @@ def test_a_fit_that_fails(collector: Recorded, loops: ModuleType, tmp_path: Path
     monitor = loops.GradientMonitor(url=collector.url, run="failing")
     with pytest.raises(RuntimeError, match="no more data"):
         loops.trainer_of(tmp_path, monitor).fit(loops.Failing())
-    assert collector.ends == [{"state": "crashed", "last_step": 0, "error": "RuntimeError: no more data"}]
+    [end] = collector.ends
+    assert end.pop("crash")["type"] == "RuntimeError"
+    assert end == {"state": "crashed", "last_step": 0, "error": "RuntimeError: no more data"}
     assert monitor.watch.run == "failing"
 
 
