@@ -59,6 +59,12 @@ def test_command_is_one_printable_line_that_a_shell_reads(arguments: list[str]) 
     assert len(shlex.split(shown)) == len(arguments)
 
 
+def test_secret_where_an_argument_is_cut_is_hidden() -> None:
+    shown = environment.command(["python", "train.py", "x" * 488 + " hf_abcdefghijklmnop123456 " + "y" * 90])
+    assert "hf_" not in shown
+    assert len(shown) < 530
+
+
 def test_long_argument_takes_no_time() -> None:
     began = time.thread_time()
     environment.command(["python", *("secret." * 30_000, "token_" * 30_000, "a" * 200_000, "http://" * 20_000)])
