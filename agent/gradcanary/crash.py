@@ -177,12 +177,12 @@ def _walk(error: BaseException) -> Iterable[tuple[CodeType, int]]:
 
 
 def _frame(code: CodeType, line: int) -> Frame:
-    path, is_user = _place(code.co_filename)
+    path, is_user = _file_label(code.co_filename)
     text = redact(f"{path}:{line} in {getattr(code, 'co_qualname', code.co_name)}", _home())
     return Frame(_plain(text)[-MAX_FRAME:], is_user)
 
 
-def _place(file: str) -> tuple[str, bool]:
+def _file_label(file: str) -> tuple[str, bool]:
     """Return a file as a person names it, and True if it is code of the user."""
     package = _PACKAGES.match(file)
     if package is not None:

@@ -42,11 +42,11 @@ _PAIR = re.compile(
 )
 
 
-def read(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wire.Environment:
+def read_environment(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wire.Environment:
     """Return the environment of this process; ``gpus`` are the names of those that it trains on."""
     commit, is_dirty = _git()
     return wire.Environment(
-        command=_printable(command(sys.orig_argv), MAX_COMMAND),
+        command=_printable(redacted_command(sys.orig_argv), MAX_COMMAND),
         git_commit=commit,
         git_dirty=is_dirty,
         host=_printable(platform.node()),
@@ -56,7 +56,7 @@ def read(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wire.Environme
     )
 
 
-def command(arguments: Sequence[str]) -> str:
+def redacted_command(arguments: Sequence[str]) -> str:
     """Return a command line for a shell, with ``***`` for each secret, and for a program that is an argument."""
     shown: list[str] = []
     hides_next, is_of_python = False, True
