@@ -58,10 +58,20 @@ class ThreadErrors:
         threading.excepthook = self._on_error
 
     def remove(self) -> None:
-        """Put the earlier hook back, unless a later one is in front of this one and calls it."""
-        if threading.excepthook == self._on_error and self._before is not None:
-            threading.excepthook = self._before
-        self._note = lambda _: None
+        """Put the earlier hook back, unless a later one is in front of this one and calls it.
+
+        Watches may end in any order: the last one takes those before it along.
+        """
+        self._note = _ignore
+        hook = threading.excepthook
+        while isinstance(owner := getattr(hook, "__self__", None), ThreadErrors) and owner.replacement is not None:
+            hook = owner.replacement
+        threading.excepthook = hook
+
+    @property
+    def replacement(self) -> Callable[[threading.ExceptHookArgs], object] | None:
+        """The earlier hook if the watch of this one has ended, else None."""
+        return self._before if self._note is _ignore else None
 
     def _on_error(self, arguments: threading.ExceptHookArgs) -> None:
         with suppress(Exception):
@@ -69,6 +79,10 @@ class ThreadErrors:
                 self._note(arguments.exc_value)
         if self._before is not None:
             self._before(arguments)
+
+
+def _ignore(_error: BaseException) -> None:
+    """Note nothing: the watch has ended."""
 
 
 class Frame(NamedTuple):
@@ -163,12 +177,12 @@ def _walk(error: BaseException) -> Iterable[tuple[CodeType, int]]:
 
 
 def _frame(code: CodeType, line: int) -> Frame:
-    path, is_user = _place(code.co_filename)
+    path, is_user = _file_label(code.co_filename)
     text = redact(f"{path}:{line} in {getattr(code, 'co_qualname', code.co_name)}", _home())
     return Frame(_plain(text)[-MAX_FRAME:], is_user)
 
 
-def _place(file: str) -> tuple[str, bool]:
+def _file_label(file: str) -> tuple[str, bool]:
     """Return a file as a person names it, and True if it is code of the user."""
     package = _PACKAGES.match(file)
     if package is not None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradcanary import wire
-from gradcanary.redaction import HIDDEN, hide_secrets
+from gradcanary.redaction import HIDDEN, MOST_READ, hide_secrets
 from gradcanary.settings import UNPRINTABLE
 
 JOB = (
@@ -30,7 +30,7 @@ GIT_S = 1.0
 """At most for the commit, and twice that for the dirty flag; a slow disk leaves them unknown."""
 
 MAX_COMMAND, MAX_ARGUMENT, MAX_VALUE, MAX_GPUS = 4_000, 500, 200, 64
-"""Characters and names. A search in an argument of any length could keep the interpreter from the training."""
+"""Characters and names."""
 
 _SENSITIVE = (
     r"[\w.-]*(?:secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key|webhook)[\w.-]*"
@@ -42,11 +42,11 @@ _PAIR = re.compile(
 )
 
 
-def read(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wire.Environment:
+def read_environment(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wire.Environment:
     """Return the environment of this process; ``gpus`` are the names of those that it trains on."""
     commit, is_dirty = _git()
     return wire.Environment(
-        command=_printable(command(sys.orig_argv), MAX_COMMAND),
+        command=_printable(redacted_command(sys.orig_argv), MAX_COMMAND),
         git_commit=commit,
         git_dirty=is_dirty,
         host=_printable(platform.node()),
@@ -56,13 +56,14 @@ def read(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wire.Environme
     )
 
 
-def command(arguments: Sequence[str]) -> str:
+def redacted_command(arguments: Sequence[str]) -> str:
     """Return a command line for a shell, with ``***`` for each secret, and for a program that is an argument."""
     shown: list[str] = []
     hides_next, is_of_python = False, True
-    for argument in (_printable(each, MAX_ARGUMENT) for each in arguments[:MAX_COMMAND]):
+    for argument in (_printable(each, MOST_READ) for each in arguments[:MAX_COMMAND]):
         is_option = argument.startswith("-")
-        shown.append(HIDDEN if hides_next and not is_option else hide_secrets(argument, _PAIR))
+        word = HIDDEN if hides_next and not is_option else hide_secrets(argument, _PAIR)
+        shown.append(_printable(word, MAX_ARGUMENT))
         hides_next = is_option and (_NAME.fullmatch(argument) is not None or (is_of_python and argument == "-c"))
         is_of_python = is_of_python and (is_option or len(shown) == 1)
     return " ".join(word if word == HIDDEN else shlex.quote(word) for word in shown)

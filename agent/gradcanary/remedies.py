@@ -89,10 +89,6 @@ CAUSES: Mapping[str, Cause] = {
         "A learning rate rose right before. Steps that large drive weights far away from where the loss was low.",
         "rate_back",
     ),
-    "tiny_clip": Cause(
-        "The clip leaves next to nothing of the gradients, so the optimizer has nothing to learn from.",
-        "clip_norm",
-    ),
     "unknown_fall": Cause(
         "Nothing else was reported around these steps that would explain it. What these layers are multiplied with may "
         "have become small: their inputs, weights behind them, or a gate; or an activation or a softmax behind them "
@@ -229,7 +225,7 @@ CAUSES: Mapping[str, Cause] = {
         "undoes nearly all of them. Gradients can look healthy meanwhile.",
         "fp32_weights",
     ),
-    "in_vain_clipped": Cause(
+    "clip_limit": Cause(
         "Steps are smaller than half of the distance between two neighbouring numbers of these weights, so rounding "
         "undoes nearly all of them. Gradients are clipped in these steps: a limit that is far too low leaves next to "
         "nothing of them.",

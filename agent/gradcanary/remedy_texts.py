@@ -97,8 +97,8 @@ _FP32_WEIGHTS = (
 )
 _CLIP_LIMIT = (
     "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
-    "limit, raise the limit. If the limit is right, keep float32 master weights under autocast, or use an optimizer "
-    "that rounds stochastically."
+    "limit, raise the limit to a norm that only outliers reach: 1 is usual. If the limit is right, keep float32 master "
+    "weights under autocast, or use an optimizer that rounds stochastically."
 )
 _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
@@ -108,13 +108,11 @@ _BACK = "Start again from a checkpoint before it took effect."
 _WEIGHT_DECAY = "Set the weight decay right: 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1. " + _BACK
 _MOMENTUM = "Set the momentum right: 0.9 to 0.99 is usual. " + _BACK
 _RATE_BACK = "Set the learning rate of that step right, in the schedule or where the script sets it. " + _BACK
-_CLIP_NORM = "Clip at a norm that only outliers reach: 1 is usual. Compare it with total_norm on the run's page."
 
 TEXTS: Mapping[str, str] = {
     "weight_decay": _WEIGHT_DECAY,
     "momentum": _MOMENTUM,
     "rate_back": _RATE_BACK,
-    "clip_norm": _CLIP_NORM,
     "group_settings": _GROUPS,
     "flow": _FLOW,
     "whole_model": _WHOLE_MODEL,
@@ -143,7 +141,6 @@ CODE: Mapping[str, str] = {
     "weight_decay": _PRINT_SETTINGS,
     "momentum": _PRINT_SETTINGS,
     "rate_back": _PRINT_SETTINGS,
-    "clip_norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     "whole_model": _PRINT_SETTINGS,
     "depth": _PRINT_GRADIENTS,
     "small": _PRINT_WEIGHTS,

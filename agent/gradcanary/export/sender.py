@@ -232,7 +232,7 @@ class Sender:
         """Read the environment of a launch on its first rank. Its GPUs are known, because its layers are."""
         if self._recorder.rank.rank == 0:
             devices = self._recorder.meter.device_clock.devices
-            self._hello.environment = environment.read(os.environ, map(torch.cuda.get_device_name, devices))
+            self._hello.environment = environment.read_environment(os.environ, map(torch.cuda.get_device_name, devices))
 
     def _is_late(self) -> bool:
         """Return True if the training's process waits for the end, and the time for that is over."""

@@ -10,6 +10,7 @@ Each search takes one pass over the garbage collector's objects. A healthy train
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,9 @@ time does not count for the interval between samples."""
 MOST_HOOKS, MOST_COPIES, ELEMENTS = 2000, 64, 1024
 """Parameters with a hook, copies of them, and elements of a copy, at most."""
 
+LAST_PASSES = 64
+"""Backward passes that are kept of a parameter: between two samples there may be thousands."""
+
 
 class Arrival(Protocol):
     """An event after a copy, as ``torch.cuda.Event``."""
@@ -49,11 +53,11 @@ class Arrival(Protocol):
 
 @dataclass
 class _Candidate:
-    """A parameter that no optimizer holds; ``passes`` are the backward passes in which it received a gradient."""
+    """A parameter that no optimizer holds; ``passes`` are the last backward passes in which it received a gradient."""
 
     unheld: Unheld
     hook: ParameterHook
-    passes: set[int]
+    passes: deque[int]
     copy: Tensor | None = None
 
 
@@ -102,7 +106,11 @@ class NotOptimized:
         if self._next == self._search and min(steps_of, default=0) < FEW:
             self._due = clock.steps_taken + FEW
             return False
-        self._next(optimizers, model)
+        try:
+            self._next(optimizers, model)
+        except Exception:
+            self.stop()  # a search that fails would fail at each step
+            raise
         return len(self.found) > before
 
     def _plan(self, then: Callable[[Sequence[torch.optim.Optimizer], nn.Module | None], None], steps: int) -> None:
@@ -121,7 +129,8 @@ class NotOptimized:
         known = {id(reference()) for each in self.found if (reference := each.reference)() is not None}
         unheld = unheld_parameters(optimizers, model)
         chosen = [each for each in unheld if id(each.reference()) not in known and self._is_examined(each)]
-        self._candidates = [candidate for each in chosen[:MOST_HOOKS] if (candidate := self._hook(each)) is not None]
+        for each in chosen[:MOST_HOOKS]:
+            self._hook(each)
         if self._candidates:
             # Until each optimizer has had its step, however seldom it steps.
             self._plan(self._select, FEW * max(len(optimizers), 1))
@@ -134,17 +143,18 @@ class NotOptimized:
             return False
         return is_chosen(unheld.name, self._recorder.settings)
 
-    def _hook(self, unheld: Unheld) -> _Candidate | None:
-        parameter, passes = unheld.reference(), set[int]()
+    def _hook(self, unheld: Unheld) -> None:
+        parameter, passes = unheld.reference(), deque[int](maxlen=LAST_PASSES)
         if parameter is None:
-            return None
+            return
         note = self._recorder.guard.wrap("noting a gradient", partial(_note, passes))
-        return _Candidate(unheld, ParameterHook(unheld.reference, parameter, POST_ACCUMULATE, note), passes)
+        hook = ParameterHook(unheld.reference, parameter, POST_ACCUMULATE, note)
+        self._candidates.append(_Candidate(unheld, hook, passes))
 
     def _select(self, *_: object) -> None:
         """Copy elements of those that received a gradient in a pass together with a followed layer."""
         shared = self._passes
-        candidates = [candidate for candidate in self._candidates if candidate.passes & shared]
+        candidates = [candidate for candidate in self._candidates if not shared.isdisjoint(candidate.passes)]
         self.stop()
         step = -(-len(candidates) // MOST_COPIES) or 1
         for candidate in candidates[::step]:
@@ -177,9 +187,9 @@ class NotOptimized:
         self._plan_search()
 
 
-def _note(passes: set[int], _parameter: Tensor) -> None:
+def _note(passes: deque[int], _parameter: Tensor) -> None:
     if not is_backward_traced():
-        passes.add(backward.graph_task_id())
+        passes.append(backward.graph_task_id())
 
 
 def _elements(parameter: Tensor | None, *, is_copy: bool) -> Tensor | None:

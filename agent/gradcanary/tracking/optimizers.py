@@ -231,7 +231,8 @@ class Hooks:
         if (layers := self.recorder.layers) is not None:
             listed = zip(layers.layer_set.layers, layers.references, layers.optimizers, strict=True)
             names = [layer.name for layer, reference, owner in listed if owner is None and id(reference()) in found]
-            self.recorder.add_fact(facts.not_optimized(names, self.recorder.clock.step))
+            if names:
+                self.recorder.add_fact(facts.not_optimized(names, self.recorder.clock.step))
 
     def _begin_session(self) -> None:
         if self.before_first_step is not None:

@@ -154,7 +154,7 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
 
 def _configuration(connection: Connection, row: RowMapping) -> Configuration:
     """Return the settings of the launch of an incident, and the last norm of all gradients before a clip."""
-    stored = runs.read_configurations(connection, row["run_id"]).get(row["launch_no"])
+    stored = runs.read_configurations(connection, row["run_id"], row["launch_no"]).get(row["launch_no"])
     if stored is None:
         return Configuration()
     is_norm = (metric.c.name == "total_norm") & (metric.c.tags == "{}") & (metric.c.launch_no == row["launch_no"])

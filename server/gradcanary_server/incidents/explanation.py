@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 
 from gradcanary.remedies import Fix
 from gradcanary_server.incidents.causes import LikelyCause
-from gradcanary_server.incidents.lifecycle import Incident
+from gradcanary_server.incidents.lifecycle import RANKS, Incident
+from gradcanary_server.rules.types import Severity
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 _STEP = re.compile(r",?(?: seen)? (?:at|since) steps? [\d,]+(?: to [\d,]+)?")
@@ -50,12 +51,12 @@ def explain(summary: str, incident: Incident, cause: LikelyCause, fix: Fix) -> E
     )
 
 
-def title(incident: Incident, run: str, headline: str, event: str, severities: Sequence[str] = ()) -> str:
+def title(incident: Incident, run: str, headline: str, event: str, severities: Sequence[Severity] = ()) -> str:
     """Return the title of a message: ``[critical] sdxl-0412: 18 layers collapsed (#31)``.
 
     ``event`` is the kind of the message; ``severities`` are those of the incidents that it covers.
     """
-    worst = max((incident.severity, *severities), key=["information", "warning", "critical"].index)
+    worst = max((incident.severity, *severities), key=RANKS.__getitem__)
     mark = event if event in ("resolved", "ended") else worst
     short = _COUNT.sub(_count, _STEP.sub("", headline, count=1))
     return f"[{mark}] {run}: {short} (#{incident.id})"

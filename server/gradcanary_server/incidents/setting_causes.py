@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gradcanary.wire import Setting
+from gradcanary.wording import number
 from gradcanary_server.rules.types import Jump
 
 NEAR_STEPS = 200
@@ -142,10 +143,10 @@ def find_tiny_clip(configuration: Configuration, step: int) -> SettingCause | No
     """Return a clip that leaves next to nothing of the gradients."""
     limits = [each for each in configuration.settings if each.name == "max_norm" and each.step <= step]
     limit, norm = limits[-1].value if limits else None, configuration.total_norm
-    if not isinstance(limit, float) or norm is None or limit > TINY_CLIP * norm:
+    if not isinstance(limit, float) or norm is None or not math.isfinite(norm) or limit > TINY_CLIP * norm:
         return None
-    sentence = f"gradients are clipped to a norm of {exact(limit)}, and had one of {norm:.2g} before the clip"
-    return SettingCause("tiny_clip", "max_norm", sentence)
+    sentence = f"gradients are clipped to a norm of {exact(limit)}, and had one of {number(norm)} before the clip"
+    return SettingCause("clip_limit", "max_norm", sentence)
 
 
 def exact(value: bool | float | str | None) -> str:
@@ -209,9 +210,11 @@ def _doublings(factor: float, steps: int) -> float:
 
 
 def _times(before: float, after: float) -> str:
-    ratio = max(before, after) / min(before, after) if min(before, after) > 0 else 0.0
+    """Return ``rose 6,000 times``, of a ratio of two digits; ``rose`` alone from zero."""
     verb = "rose" if after > before else "fell"
-    return f"{verb} {ratio:,.3g} times" if 0 < ratio < 1000 else f"{verb} {ratio:,.0f} times" if ratio else verb
+    if min(before, after) <= 0:
+        return verb
+    return f"{verb} {number(float(f'{max(before, after) / min(before, after):.2g}'))} times"
 
 
 def _when(setting: Setting) -> str:

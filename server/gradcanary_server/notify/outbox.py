@@ -114,8 +114,9 @@ def plan_deliveries(
     is_read = or_(_HAS_MESSAGES_TO_COME, incident.c.incident_id.in_([row["incident_id"] for row in cause_rows]))
     deliveries = _deliveries(connection, is_read)
     active = silences.active_silences(connection, now)
-    silenced = silences.silenced_members_by_incident(connection, [*rows, *cause_rows], active)
-    notified = _NotifiedCauses([row for row in cause_rows if row["rule"] not in muted], deliveries, silenced)
+    read = {row["incident_id"]: row for row in (*rows, *cause_rows)}
+    silenced = silences.silenced_members_by_incident(connection, list(read.values()), active)
+    notified = _NotifiedCauses(_by_run(cause_rows, muted), deliveries, silenced)
     steps: list[Step] = []
     for row in rows:
         current = repository.incident_from_row(row)
@@ -139,20 +140,27 @@ def plan_deliveries(
 class _NotifiedCauses:
     """The incidents that may explain others, with what endpoints got and get of them."""
 
-    rows: Sequence[RowMapping]
+    of_run: Mapping[int, Sequence[Incident]]
     deliveries: Mapping[tuple[int, int], Sequence[Delivery]]
     silenced: Mapping[int, SilencedMembers]
 
     def of(self, effect: Incident, target: Endpoint) -> list[NotifiedCause]:
         """Return the causes of an incident of which an endpoint was or will be notified."""
-        of_run = (row for row in self.rows if row["run_id"] == effect.run_id)
         found = []
-        for row in of_run:
-            cause, number = repository.incident_from_row(row), row["incident_id"]
+        for cause in self.of_run.get(effect.run_id or 0, ()):
+            number = cause.id or 0
             if causes.is_inhibited_by(effect, cause):
                 sent = self.deliveries.get((number, target.id), [])
                 found.append(planner.notified_cause(cause, self.silenced.get(number), sent, target))
         return [cause for cause in found if cause is not None]
+
+
+def _by_run(rows: Sequence[RowMapping], muted: frozenset[str]) -> Mapping[int, Sequence[Incident]]:
+    found: dict[int, list[Incident]] = defaultdict(list)
+    for row in rows:
+        if row["rule"] not in muted:
+            found[row["run_id"]].append(repository.incident_from_row(row))
+    return found
 
 
 def _cause_rows(connection: Connection, rows: Sequence[RowMapping]) -> list[RowMapping]:

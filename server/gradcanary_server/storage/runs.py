@@ -221,9 +221,10 @@ def store_configuration(connection: Connection, run_id: int, launch_no: int, hel
         update_row(connection, configuration, key, values)
 
 
-def read_configurations(connection: Connection, run_id: int) -> dict[int, Configuration]:
-    """Return what is known of the configuration of each launch of a run, by its number."""
+def read_configurations(connection: Connection, run_id: int, launch_no: int | None = None) -> dict[int, Configuration]:
+    """Return what is known of the configuration of each launch of a run, or of one launch, by its number."""
     query = select(configuration).where(configuration.c.run_id == run_id)
+    query = query if launch_no is None else query.where(configuration.c.launch_no == launch_no)
     return {row.launch_no: Configuration.of(row) for row in connection.execute(query)}
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,3 +177,15 @@ def test_any_message_is_one_short_line(text: str) -> None:
     assert found.message.isprintable() or "\n" not in found.message
     assert str(Path.home()) not in found.message
     assert "a1a1" not in found.message
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_no_hook_of_threads_is_left_in_whatever_order_watches_end(order: tuple[int, ...]) -> None:
+    before = threading.excepthook
+    hooks = [crash.ThreadErrors(lambda _: None) for _ in order]
+    for each in hooks:
+        each.install()
+    for number in order:
+        assert threading.excepthook is not before
+        hooks[number].remove()
+    assert threading.excepthook is before

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import gradcanary
+from gradcanary.tracking.not_optimized import NotOptimized
 from support.agent.recorded import Recorded
 
 STEPS = 60
@@ -289,6 +290,28 @@ def test_a_loop_that_updates_by_hand_is_not_reported(collector: Recorded) -> Non
 
 
 # -- no harm -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_that_fails_is_not_repeated_and_leaves_no_hook(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hooks = []
+
+    def fail(search: NotOptimized, *_: object) -> None:
+        hooks.extend(candidate.hook for candidate in search._candidates)
+        raise RuntimeError("no elements")
+
+    monkeypatch.setattr(NotOptimized, "_select", fail)
+    model = Model()
+    optimizer = torch.optim.Adam(model.body.parameters(), lr=1e-3)
+    with gradcanary.watch(url=collector.url, run="fails"):
+        for _ in range(STEPS):
+            loss_of(model).backward()
+            optimizer.step()
+            model.zero_grad()
+        assert len(hooks) == 2
+        assert not any(hook.is_registered_on(each) for hook in hooks for each in model.head.parameters())
+    assert "gradcanary failed 1 time;" in capsys.readouterr().err
 
 
 def trained(url: str | None) -> list[torch.Tensor]:

@@ -1,5 +1,7 @@
 """Settings that explain an incident: the numbers are the measured ones, and nothing is claimed without them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,9 +115,13 @@ def test_clip_is_named_if_it_leaves_next_to_nothing() -> None:
 
     found = find_tiny_clip(clip(1e-9, 0.742), 150)
     assert found is not None
-    assert found.sentence == "gradients are clipped to a norm of 1e-9, and had one of 0.74 before the clip"
+    assert found.sentence == "gradients are clipped to a norm of 1e-9, and had one of 0.742 before the clip"
     assert find_tiny_clip(clip(1.0, 30.0), 150) is None
     assert find_tiny_clip(clip(1e-9, None), 150) is None
+    assert find_tiny_clip(clip(1e-9, math.inf), 150) is None
+    large = find_tiny_clip(clip(1.0, 12_345.6), 150)
+    assert large is not None
+    assert large.sentence.endswith("had one of 12,346 before the clip")
     assert find_tiny_clip(clip(1e-9, 0.742), 19) is None
 
 
@@ -145,3 +151,18 @@ def test_groups_that_jump_alike_share_a_line() -> None:
         "the learning rate of parameter group 2 fell 10 times at step 201, from 0.1 to 0.01",
     ]
     assert jump_lines(jumps[:1], 1) == ["the learning rate rose 6,000 times at step 200, from 0.0015 to 9"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (1e-8, 0.99999995, "rose 1e8 times"),
+        (1e-6, 0.00099999, "rose 1,000 times"),
+        (0.3, 0.1, "fell 3 times"),
+        (2e-5, 7e-5, "rose 3.5 times"),
+        (0.0, 0.1, "rose"),
+    ],
+)
+def test_ratio_of_a_jump_has_two_digits(before: float, after: float, words: str) -> None:
+    (line,) = jump_lines([Jump(0, 200, before, after)], 1)
+    assert line.startswith(f"the learning rate {words} at step 200, from ")

@@ -107,6 +107,7 @@ def tell(story, world=None):
 
 @given(stories)
 @example([HEARD, SILENT, OVER])
+@example([HEARD, (("end", None), 3 * PACE.interval_s), (("fire", [0]), 0.0), OVER])
 @settings(max_examples=200)
 def test_once_nothing_is_silenced_the_last_word_is_true(story):
     world = tell(story)
@@ -116,7 +117,10 @@ def test_once_nothing_is_silenced_the_last_word_is_true(story):
         return
     state = world.case.incident.state
     assert world.messages or state != "open"
-    assert not world.messages or world.messages[-1][1].state == state
+    if world.messages:
+        last, notified, *_ = world.messages[-1]
+        # A receiver that closed the incident at the end of the run needs no message of a fault too short for one.
+        assert notified.state == state or (last.kind, state) == ("ended", "resolved")
 
 
 @given(stories)

@@ -204,8 +204,7 @@ FIXES = {
 FITS = {
     r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
     "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
-    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip "
-    "in_vain_clipped tiny_clip",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip clip_limit",
     r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
 }
 """What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
@@ -226,7 +225,7 @@ def test_a_fix_speaks_of_adapters_where_there_are_some():
 
 def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
     found = {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)}
-    assert found == {"scaled_clip", "in_vain_clipped", "tiny_clip"}
+    assert found == {"scaled_clip", "clip_limit"}
 
 
 def test_printed_groups_need_no_weight_decay():
@@ -297,7 +296,7 @@ def test_nonfinite_says_what_was_first():
         ("accumulator", "declared", "information", None, "other_dtype"),
         ("frozen", "measured", "warning", None, "coarse_weights"),
         ("in_vain", "rounded", "critical", None, "in_vain"),
-        ("in_vain", "clipped", "critical", None, "in_vain_clipped"),
+        ("in_vain", "clipped", "critical", None, "clip_limit"),
         ("second_moments", None, "warning", None, "coarse_moments"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
@@ -425,7 +424,7 @@ def test_root_cause_of_an_explosion_is_the_rate_that_rose():
 def test_root_cause_of_weights_that_stand_still_is_the_clip():
     clip = wire.Setting(20, None, (), "max_norm", 1e-9)
     cause = explained(fired(0, rule="frozen", evidence="forecast"), settings=(clip,), norm=0.7)
-    assert cause.code == "tiny_clip"
+    assert cause.code == "clip_limit"
     assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
     assert explained(fired(0, rule="frozen", evidence="forecast"), norm=0.7).code == "coarse_weights"
 
