@@ -30,7 +30,7 @@ def test_page_waits_for_layers_only_while_the_run_lives(state: str, words: str) 
 
 
 def filled(listed: list[dict[str, Any]], facts: list[dict[str, Any]]) -> dict[str, Any]:
-    empty, told = heatmap_answer(rows=0, columns=0), run(facts=facts, layers=len(listed))
+    empty, told = heatmap_answer(rows=0, columns=0), run(facts=facts, layers=len(listed), framework=None)
     return run_page.fill(RunData(told, listed, None, empty, None, None, None, None, [], "", clips=False), View())
 
 
