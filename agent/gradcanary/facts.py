@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradcanary import wire
+from gradcanary import wire, wording
 
 NO_CALLBACKS = wire.Fact(
     code="no_engine_callback",
@@ -95,6 +95,9 @@ PRINTED = {
 }
 """Codes of facts that are also printed on stderr: they name layers, gradients or steps that are missing."""
 
+MOST_NAMES = 200
+"""Names in the fact of frozen parameters: each hello and each answer about the run carries them."""
+
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",
     text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "
@@ -111,6 +114,20 @@ def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     )
     text = f"At step {step:,}, {count} received gradients, and no optimizer held {them}."
     return wire.Fact("not_optimized", text, tuple(names))
+
+
+def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wire.Fact:
+    """Return the fact that parameters of the model are no layers, as their requires_grad is False.
+
+    ``since`` is the step at which that changed; the names are cut to MOST_NAMES.
+    """
+    beginning = "" if since is None else f"From step {since:,}, "
+    verb = wording.agree(len(names), ("is", "are"))
+    text = f"{beginning}{len(names):,} of {wording.count(total, 'parameter')} {verb} frozen"
+    text += ": requires_grad is False." if names else "."
+    if len(names) > MOST_NAMES:
+        text += f" The first {MOST_NAMES} are listed."
+    return wire.Fact(wire.FROZEN_PARAMETERS, text, tuple(names[:MOST_NAMES]))
 
 
 def too_many_layers(found: int, most: int) -> wire.Fact:

@@ -34,6 +34,9 @@ PHASES = ("micro", "accumulated", "reduced", "post_clip")
 STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "partial")
 """The index of a state is its value in the state plane of a batch."""
 
+FROZEN_PARAMETERS = "frozen_parameters"
+"""Code of the fact that says how many parameters are frozen; a newer one replaces it."""
+
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""
 

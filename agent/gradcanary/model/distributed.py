@@ -21,6 +21,11 @@ _has_group: Callable[[], bool] = getattr(torch.distributed, "is_initialized", bo
 """Torch's function without a wrapper: each window calls it. A torch that was built without groups has none."""
 
 
+def is_later_rank() -> bool:
+    """Return True if the group of this process has a rank before it."""
+    return _has_group() and torch.distributed.get_rank() > 0
+
+
 def is_dtensor(tensor: Tensor) -> bool:
     """Return True for a DTensor (FSDP2, tensor parallelism): a shard, or one of several copies."""
     return type(tensor) is not Tensor and hasattr(tensor, "placements") and hasattr(tensor, "to_local")

@@ -63,6 +63,8 @@ class Layers:
     - ``declared``: the declared dtypes of their accumulators.
     - ``unsharded``: references to the unsharded parameters of offloaded shards, by layer. A hook on such a shard would
       make FSDP2 wait for each copy to the host.
+    - ``frozen``: names of the parameters of the models that are no layers, as their requires_grad is False and no
+      optimizer holds them; empty where the names or the whole model are not known. ``total`` counts both kinds.
     - ``unmeasured``: layers that are listed only: nothing clears the gradients of a parameter in no optimizer.
     """
 
@@ -77,6 +79,8 @@ class Layers:
     declared: tuple[str | None, ...] = ()
     unsharded: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
     unmeasured: frozenset[int] = frozenset()
+    frozen: tuple[str, ...] = ()
+    total: int = 0
 
     def __len__(self) -> int:
         return len(self.references)
@@ -170,7 +174,10 @@ def discover(
     layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots), listed)
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
-    layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
+    has_stage = _has_stage()
+    layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if has_stage else ())))
+    if not (is_flat or has_stage or distributed.is_later_rank()):
+        layers = _with_frozen(layers, found, named, settings)
     try:
         layers = _with_unsharded(layers)
     except Exception as error:  # noqa: BLE001 -- private names of torch: if they changed, the shards get the hooks
@@ -212,6 +219,18 @@ def _has_stage() -> bool:
     """Return True if this process has a stage of a pipeline whose other stages are in other processes."""
     kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
     return kind is not None and any(stage.group_size > 1 for stage in live_objects(kind))
+
+
+def _with_frozen(
+    layers: Layers,
+    found: Mapping[int, tuple[nn.Parameter, _Origin]],
+    named: Mapping[int, tuple[nn.Parameter, _Origin]],
+    settings: Settings,
+) -> Layers:
+    """Return the layers with the names of frozen parameters; ``found`` are those of the models."""
+    chosen = {key: each for key, each in {**found, **named}.items() if _is_wanted(each[0], each[1].name, settings)}
+    frozen = [origin.name for key, (each, origin) in chosen.items() if key not in named and not each.requires_grad]
+    return replace(layers, frozen=tuple(unique(frozen)), total=len(chosen))
 
 
 def _with_unsharded(layers: Layers) -> Layers:

@@ -75,6 +75,7 @@ class Recorder:
             on_fact=self.add_fact,
         )
         self.facts: list[wire.Fact] = []
+        self._frozen: tuple[str, ...] = ()
         self.external_sums = ExternalSums(settings, guard)
         self._trackers: dict[int | None, OptimizerTracker] = {}
         self.leading: OptimizerTracker | None = None  # of the main optimizer
@@ -105,6 +106,15 @@ class Recorder:
         self.rank.follow(layers)
         for fact in layers.facts:
             self.add_fact(fact)
+        self._tell_frozen(layers)
+
+    def _tell_frozen(self, layers: Layers) -> None:
+        """Replace the fact of frozen parameters if others are frozen now; without any there is none at first."""
+        if layers.frozen == self._frozen:
+            return
+        self._frozen, step = layers.frozen, self.clock.step
+        self.facts[:] = [fact for fact in self.facts if fact.code != wire.FROZEN_PARAMETERS]
+        self.add_fact(facts.frozen_parameters(layers.frozen, layers.total, step if self.clock.steps_taken else None))
 
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep the roots of a backward pass until a layer of the main optimizer takes part in it."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradcanary import wire
 from gradcanary_dashboard.text import numbers
 
 Layer = Mapping[str, Any]
@@ -70,6 +71,16 @@ def is_firing(layer: Layer) -> bool:
 def has_incident(layer: Layer) -> bool:
     """Return True if a rule fires for the layer, also while it recovers."""
     return not {"firing", "recovering"}.isdisjoint(layer["rules"].values())
+
+
+def frozen(run: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[str, list[str]]:
+    """Return what the agent said of frozen parameters, and their names; nothing if all of them are layers by now."""
+    known = {layer["name"] for layer in layers}
+    for fact in run["facts"]:
+        names = [name for name in fact["layers"] if name not in known]
+        if fact["code"] == wire.FROZEN_PARAMETERS and names:
+            return fact["text"], names
+    return "", []
 
 
 def row(layer: Layer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dash import html
 
-from gradcanary import remedies
+from gradcanary import remedies, wire
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers
@@ -214,6 +214,7 @@ def _remedy(framework: str | None) -> list[Any]:
 
 
 def facts(run: Mapping[str, Any]) -> list[Any]:
-    """Return the findings about a run's settings, beside what they led to."""
-    listed = [html.Li([elements.icon("info"), html.Span(fact["text"])]) for fact in run["facts"]]
+    """Return the findings about a run's settings, beside what they led to; frozen parameters stand with the layers."""
+    findings = [fact for fact in run["facts"] if fact["code"] != wire.FROZEN_PARAMETERS]
+    listed = [html.Li([elements.icon("info"), html.Span(fact["text"])]) for fact in findings]
     return [html.H3("Findings"), html.Ul(listed, className="findings")] if listed else []

@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 from gradcanary_dashboard.address.run import View, layer_url
 from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis.layers import Layer
-from gradcanary_dashboard.components import elements, table
+from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
-    """Return the card; a refresh fills ``slot``, by the attribute ``table.ROWS``, and ``slot-tally``.
+    """Return the card; a refresh fills ``slot``, by the attribute ``table.ROWS``, ``slot-tally``, ``slot-frozen``.
 
     ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
     """
@@ -38,12 +38,21 @@ def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, d
     around = elements.attributes(aria_label="Rows of the table")
     scrolled = html.Div(drawn, className="scroll", tabIndex=0, role="region", **around)
     tally = html.Span(contents.get(f"{slot}-tally"), id=f"{slot}-tally")
-    return elements.card("layers", scrolled, title=title, aside=[tally, *more])
+    below = static.slot(f"{slot}-frozen", contents.get(f"{slot}-frozen"), className="frozen")
+    return elements.card("layers", scrolled, below, title=title, aside=[tally, *more])
 
 
 def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View) -> str:
     """Return a row per layer as JSON."""
     return table.written([_row(run, layer, layer is chosen, view) for layer in listed])
+
+
+def frozen(text: str, names: Sequence[str]) -> list[Component]:
+    """Return what is said of frozen parameters, which are no layers, and their names, folded."""
+    if not names:
+        return []
+    said, _, rest = text.partition(": ")
+    return [html.Details([html.Summary(said), html.P(rest), html.Ul([html.Li(html.Code(name)) for name in names])])]
 
 
 def tally(everything: int, shown: int, ranked: str = "worst") -> str:

@@ -65,6 +65,7 @@ SLOTS = {
     "notes": "children",
     "layer-rows": table.ROWS,
     "layer-rows-tally": "children",
+    "layer-rows-frozen": static.TREES,
     **{f"option-{stat}": "hidden" for stat in STATS},
 }
 """Id and property of each slot that a refresh fills."""
@@ -133,6 +134,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
         "layer-rows": layer_table.rows(run, rows, data.layer, view),
         "layer-rows-tally": _tally(data, listed, len(rows)),
+        "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events),
     }
 
@@ -273,12 +275,21 @@ def _tiles(data: RunData) -> list[html.Div]:
         elements.tile(
             "Layers with an incident",
             f"{numbers.integer(fires)} / {numbers.integer(run['layers'])}",
-            numbers.low(run["below_threshold"]),
+            _below_layers(data),
             bad=fires > 0,
         ),
         elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), [html.Span(k), _way_to_sums()]),
         _loss(data),
     ]
+
+
+def _below_layers(data: RunData) -> list[html.Span]:
+    """Return how many layers are low, how many parameters are frozen, and how many layers were frozen later."""
+    frozen, _ = layers.frozen(data.run, data.layers)
+    later = sum(layer["state"] == "not_trainable" for layer in data.layers)
+    said = [numbers.low(data.run["below_threshold"]), frozen.partition(":")[0]]
+    said += [f"{numbers.plural(later, 'layer')} not trainable"] if later else []
+    return [html.Span(words) for words in said if words]
 
 
 def _way_to_sums() -> html.A:

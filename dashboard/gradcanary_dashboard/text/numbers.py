@@ -117,8 +117,8 @@ def low(layers: int, before: str = "") -> str:
 
 
 def state(name: str | None) -> str:
-    """Return the state of a layer in words."""
-    return NOTHING if name is None else STATES.get(name, name)
+    """Return the state of a layer in words; None before its first sample."""
+    return "not measured" if name is None else STATES.get(name, name)
 
 
 def dtypes(counts: Mapping[str, int]) -> str:

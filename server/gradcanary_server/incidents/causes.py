@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
-from gradcanary.wire import Crash, Fact
+from gradcanary.wire import FROZEN_PARAMETERS, Crash, Fact
 from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
@@ -399,9 +399,10 @@ def _named(context: CauseContext) -> list[LayerInfo]:
 
 
 def _facts(context: CauseContext) -> list[str]:
-    """Return the static findings about the run or a member."""
+    """Return the static findings about the run or a member. That parameters are frozen explains nothing."""
     names = {layer.name for layer in _named(context)}
-    return [fact.text for fact in context.facts if not fact.layers or names & set(fact.layers)][:MAX_FACTS]
+    findings = [fact for fact in context.facts if fact.code != FROZEN_PARAMETERS]
+    return [fact.text for fact in findings if not fact.layers or names & set(fact.layers)][:MAX_FACTS]
 
 
 _SEARCHED = {"nonfinite": _nonfinite, "unused": _unused, "vanished": _vanished}

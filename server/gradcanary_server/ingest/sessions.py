@@ -195,9 +195,11 @@ def parse_facts(stored: str) -> tuple[wire.Fact, ...]:
 
 
 def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: float, *, is_newest: bool) -> None:
-    """Store the facts and the framework of a hello; the newest launch's framework counts."""
+    """Store the facts and the framework of a hello; the newest launch's framework counts, and the last frozen ones."""
     facts = json.loads(row.facts)
     reported = json.loads(json.dumps(hello.facts, default=vars))
+    replaced = {wire.FROZEN_PARAMETERS}.intersection(fact["code"] for fact in reported)
+    facts = [fact for fact in facts if fact["code"] not in replaced]
     facts += [fact for fact in reported if fact not in facts]
     framework = hello.framework or row.framework if is_newest else row.framework or hello.framework
     bump_revision(connection, row.run_id, last_seen=now, framework=framework, facts=json.dumps(facts[:MAX_FACTS]))

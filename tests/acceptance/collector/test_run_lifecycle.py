@@ -153,6 +153,18 @@ def test_facts_of_all_hellos_are_kept_once(session, stream, module_collector):
     assert [each["code"] for each in detail(session, module_collector)["facts"]] == [fact.code, other.code]
 
 
+def test_the_last_fact_of_frozen_parameters_replaces_the_one_before(session, stream, module_collector):
+    first = streams.wire.Fact("frozen_parameters", "2 of 3 parameters are frozen.", ("b", "c"))
+    other = streams.wire.Fact("dead_config_key", "grad_accumulator_dtype does nothing.", ())
+    later = streams.wire.Fact("frozen_parameters", "From step 9, 1 of 3 parameters is frozen.", ("c",))
+    for facts in ((first, other), (other, later), (other, later)):
+        session.put_hello(stream.hello(facts=facts)).raise_for_status()
+    told = detail(session, module_collector)["facts"]
+    assert [each["text"] for each in told] == [other.text, later.text]
+    session.put_hello(stream.hello(facts=())).raise_for_status()
+    assert detail(session, module_collector)["facts"] == told
+
+
 def test_data_of_other_ranks_is_kept_and_not_drawn(session, stream, module_collector):
     session.send(stream, world_size=2)
     other = streams.Session(session.url, session.run, "session-2")

@@ -267,6 +267,13 @@ def test_known_facts_are_evidence():
     assert scene(fired(0), facts=(about, other)).evidence[-1] == "this one has no scaler"
 
 
+def test_frozen_parameters_are_no_evidence():
+    facts = [
+        wire.Fact(wire.FROZEN_PARAMETERS, "some of all parameters are frozen", names) for names in ((), (BLOCKS[0],))
+    ]
+    assert not [line for line in scene(fired(0), facts=tuple(facts)).evidence if "frozen" in line]
+
+
 def test_nonfinite_says_what_was_first():
     loss = fired(None, rule="nonfinite", step=500, since=500)
     gradient = fired(3, rule="nonfinite", step=490, since=490)
