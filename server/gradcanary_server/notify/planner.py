@@ -216,14 +216,15 @@ def visible_to(
 def inhibition(incident: Incident, causes: Iterable[NotifiedCause], pace: Pace) -> Inhibition:
     """Return how the causes of which an endpoint is notified hold back the messages about an incident.
 
-    A cause does so while it is open, and if the run ended on it. After its recovery an incident that still fires waits
+    A cause does so while it is open, and if the run ended on both: an incident that is open again outlived it. After
+    its recovery an incident that still fires waits
     for the gathering time: it may recover with its cause. A crash is one message with a cause that was not sent yet,
     and has its own after that.
     """
     is_active, until = False, 0.0
     for cause, at in causes:
         if is_inhibited_by(incident, cause) and not (incident.rule == "crash" and _is_before(at, incident.opened)):
-            is_active |= cause.state != "resolved"
+            is_active |= cause.state == "open" or (cause.state == "ended" and incident.state != "open")
             until = max(until, (cause.resolved or 0.0) + pace.wait_s) if cause.state == "resolved" else until
     return Inhibition(is_active, until)
 
