@@ -223,7 +223,7 @@ def inhibition(incident: Incident, causes: Iterable[NotifiedCause], pace: Pace) 
     is_active, until = False, 0.0
     for cause, at in causes:
         if is_inhibited_by(incident, cause) and not (incident.rule == "crash" and _is_before(at, incident.opened)):
-            is_active |= cause.state == "open" or cause.state == incident.state == "ended"
+            is_active |= cause.state == "open" or (cause.state == "ended" and incident.state != "open")
             until = max(until, (cause.resolved or 0.0) + pace.wait_s) if cause.state == "resolved" else until
     return Inhibition(is_active, until)
 

@@ -10,7 +10,7 @@ def test_frames_of_a_crash_stand_under_the_cause() -> None:
     lines = incident_text(full(rule="crash", crash=CRASH)).splitlines()
     first = lines.index("    train.py:12 in step")
     assert lines[first + 1 : first + 3] == ["    train.py:40 in <module>", ""]
-    assert lines[first + 3].startswith("More")
+    assert lines[first + 3].startswith("More: ")
 
 
 def test_other_incidents_have_no_frames() -> None:
