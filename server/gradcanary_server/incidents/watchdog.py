@@ -137,6 +137,8 @@ def close_answered(connection: Connection, row: Record, now: float, step: int | 
         return
     if is_stale(row, now):
         close_absence(connection, row.run_id, "silent", "resumed", now)
+        # A rank that was only cut off while another one crashed trains on: see Watchdog._end_crashed.
+        connection.execute(update(run).where(run.c.run_id == row.run_id, run.c.ended == "crashed").values(ended=None))
     if _is_new_step(row, step) and (row.max_step_at is None or row.max_step_at <= now - row.interval_s):
         close_absence(connection, row.run_id, "stalled", "resumed", now, step)
 

@@ -149,6 +149,25 @@ def test_a_rank_that_is_killed_after_another_one_crashed_is_no_incident_of_its_o
     assert world.state == "crashed"
 
 
+def test_a_rank_that_was_only_cut_off_while_another_one_crashed_goes_on(world, monkeypatch):
+    """As of jobs of their own under one launcher."""
+    real, ahead = world.store.database.now, [0.0]
+    monkeypatch.setattr(world.store.database, "now", lambda connection: real(connection) + ahead[0])
+    world.store.watchdog.listen()
+    for rank in (0, 1):
+        world.start(f"r{rank}", rank=rank, world_size=2)
+    world.end("r1")
+    for _ in range(10):
+        ahead[0] += 40.0
+        world.store.watchdog.listen()
+    world.store.watchdog.look()
+    assert world.state == "crashed"
+    world.store.ingest.heartbeat(RUN, "r0", wire.dump(wire.Heartbeat(0, 0, 0, 0.0)))
+    assert world.state is None
+    world.end("r0", crash=None)
+    assert world.state == "crashed"
+
+
 def test_the_next_launch_leaves_the_crash_behind_and_its_own_is_told_again(world):
     world.start()
     world.step(12)
