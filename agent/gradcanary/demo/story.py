@@ -35,12 +35,13 @@ at step {FAULT_STEP}. Its loss will bump, and go on falling.
 def print_webhook(message: Message) -> None:
     """Print a webhook."""
     data = message.data
+    parts = data["explanation"]
     print_line(
         f"""
 A webhook arrived and its signature is right: {message.content["type"]}
-  what   {data["summary"]}
-  why    {data["likely_cause"]}
-  fix    {data["fix"]}
+  what   {parts["what"]}
+  do     {parts["do_first"]}
+  why    {parts["why"]}
   page   {data["url"]}
 """
     )
