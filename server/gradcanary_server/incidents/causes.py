@@ -17,6 +17,7 @@ from gradcanary.wire import FROZEN_PARAMETERS, Crash, Fact
 from gradcanary.wording import percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
+    NEAR_STEPS,
     RISE,
     Configuration,
     SettingCause,
@@ -26,9 +27,6 @@ from gradcanary_server.incidents.setting_causes import (
     find_tiny_clip,
     jump_lines,
 )
-
-NEAR_STEPS = 200
-"""An incident that opened at most this many steps earlier may be the cause."""
 
 CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
@@ -80,15 +78,8 @@ _CODES = {
 _BY_SETTINGS = {
     *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
     *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
-    *(
-        "loss_diverged",
-        "sudden_nonfinite_loss",
-        "no_gradient_at_all",
-        "after_explosion",
-        "after_nonfinite",
-        "after_scale_drop",
-        "after_vanished",
-    ),
+    *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all"),
+    *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),
 }
 """Causes that a setting explains better, if there is one: they name where it shows."""
 

@@ -14,7 +14,7 @@ from gradcanary_server.incidents import causes, repository, silences, text
 from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
 from gradcanary_server.incidents.explanation import Explanation, explain
 from gradcanary_server.incidents.lifecycle import Incident, Member
-from gradcanary_server.incidents.setting_causes import Configuration
+from gradcanary_server.incidents.setting_causes import NEAR_STEPS, Configuration
 from gradcanary_server.rules.types import Severity
 from gradcanary_server.storage import runs
 from gradcanary_server.storage.schema import incident, layer, metric, run
@@ -165,7 +165,7 @@ def _configuration(connection: Connection, row: RowMapping) -> Configuration:
 
 def _others(connection: Connection, row: RowMapping) -> Sequence[RowMapping]:
     """Return the other incidents of the run that are open, or opened shortly before or after this one."""
-    distance = 2 * causes.NEAR_STEPS  # a non-finite incident covers what an explosion before it explains
+    distance = 2 * NEAR_STEPS  # a non-finite incident covers what an explosion before it explains
     is_near = incident.c.opened_step.between(_step(row) - distance, _step(row) + distance)
     query = select(incident).where(
         incident.c.run_id == row["run_id"],
@@ -185,7 +185,7 @@ def _nearby(row: RowMapping, others: Sequence[RowMapping]) -> tuple[NearbyIncide
         for near in others
         if near["rule"] != "crash"
         and near["opened_step"] <= _step(row)
-        and (near["state"] == "open" or near["opened_step"] >= _step(row) - causes.NEAR_STEPS)
+        and (near["state"] == "open" or near["opened_step"] >= _step(row) - NEAR_STEPS)
     )
 
 

@@ -17,7 +17,7 @@ from gradcanary.wording import number
 from gradcanary_server.rules.types import Jump
 
 NEAR_STEPS = 200
-"""A setting that changed at most this many steps before an incident may be its cause."""
+"""A setting that changed, or an incident that opened, at most this many steps before may be the cause."""
 
 EARLY_STEPS = 1_000
 """A setting that was wrong from the start shows in these first steps of a launch."""

@@ -130,18 +130,28 @@ def test_ranks_have_one_incident_that_names_the_one_with_the_cause(world, first)
     assert (found.incident.reopened, found.members[None].rank, world.state) == (0, 1, "crashed")
 
 
-def test_a_rank_that_is_killed_after_another_one_crashed_is_no_incident_of_its_own(world, monkeypatch):
+def one_of_two_crashes(world, monkeypatch):
+    """Have the second of two ranks crash, and return what lets the first one be silent for long."""
     real, ahead = world.store.database.now, [0.0]
     monkeypatch.setattr(world.store.database, "now", lambda connection: real(connection) + ahead[0])
     world.store.watchdog.listen()
     for rank in (0, 1):
         world.start(f"r{rank}", rank=rank, world_size=2)
     world.end("r1")
+
+    def wait():
+        for _ in range(10):
+            ahead[0] += 40.0
+            world.store.watchdog.listen()
+        world.store.watchdog.look()
+
+    return wait
+
+
+def test_a_rank_that_is_killed_after_another_one_crashed_is_no_incident_of_its_own(world, monkeypatch):
+    wait = one_of_two_crashes(world, monkeypatch)
     assert [(each.incident.rule, each.incident.state) for each in world.incidents()] == [("crash", "open")]
-    for _ in range(10):
-        ahead[0] += 40.0
-        world.store.watchdog.listen()
-    world.store.watchdog.look()
+    wait()
     (found,) = world.incidents()
     assert (found.incident.rule, found.incident.resolution, world.state) == ("crash", "run_finished", "crashed")
     world.end("r0", crash=LOST)
@@ -151,16 +161,8 @@ def test_a_rank_that_is_killed_after_another_one_crashed_is_no_incident_of_its_o
 
 def test_a_rank_that_was_only_cut_off_while_another_one_crashed_goes_on(world, monkeypatch):
     """As of jobs of their own under one launcher."""
-    real, ahead = world.store.database.now, [0.0]
-    monkeypatch.setattr(world.store.database, "now", lambda connection: real(connection) + ahead[0])
-    world.store.watchdog.listen()
-    for rank in (0, 1):
-        world.start(f"r{rank}", rank=rank, world_size=2)
-    world.end("r1")
-    for _ in range(10):
-        ahead[0] += 40.0
-        world.store.watchdog.listen()
-    world.store.watchdog.look()
+    wait = one_of_two_crashes(world, monkeypatch)
+    wait()
     assert world.state == "crashed"
     world.store.ingest.heartbeat(RUN, "r0", wire.dump(wire.Heartbeat(0, 0, 0, 0.0)))
     assert world.state is None
