@@ -420,7 +420,9 @@ HEALTHY: dict[str, Truth] = {
         "The easy task is learnt, and its layers' gradients fall. Told falsely, so all that is said is what may be.",
         topics=("dead", "a zero"),
     ),
-    "an-idle-expert": _healthy("forward() calls the last expert in one step of twenty.", topics=("router",)),
+    "an-idle-expert": _healthy(
+        "forward() calls the last expert in one step of twenty.", topics=("router", "not called")
+    ),
     "an-expert-out-of-fashion": _healthy("A router asks some experts less and less.", topics=("router", "convergence")),
     "eight-sparse-experts": _healthy("A router asks all experts, with noise.", topics=("router", "convergence")),
     "domains-in-blocks": _healthy(
