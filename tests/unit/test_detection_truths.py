@@ -39,11 +39,11 @@ def changed(plane: str, value: float, since: int = SINCE) -> Read:
     return replace(read, **{plane: numbers})
 
 
-def sliding() -> Read:
-    """Return layers of which the first loses 2 % of its gradient each step."""
+def sliding(share: float = 0.02) -> Read:
+    """Return layers of which the first loses a share of its gradient each step."""
     read = healthy()
     absmax = read.absmax.copy()
-    absmax[SINCE:, 0] *= 0.98 ** np.arange(STEPS - SINCE)
+    absmax[SINCE:, 0] *= (1 - share) ** np.arange(STEPS - SINCE)
     return replace(read, absmax=absmax)
 
 
@@ -81,10 +81,11 @@ def test_no_truth_names_a_healthy_layer(name: str) -> None:
         ("kept", changed("left", 0.0)),
         ("slid", changed("absmax", 1e-6, since=STEPS - 50)),
         ("slid", changed("absmax", 2e-3)),
+        ("slid", sliding(0.01)),
     ],
 )
 def test_what_only_looks_like_it_is_not_named(name: str, read: Read) -> None:
-    """A step of over a millionth; no gradient where a zero is meant; one that was cleared to zero; a fall at once."""
+    """A step over a millionth; no gradient where a zero is meant; one cleared to zero; a sudden fall; a small one."""
     assert told(name, read) == {}
 
 
