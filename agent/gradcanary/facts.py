@@ -116,6 +116,13 @@ def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     return wire.Fact("not_optimized", text, tuple(names))
 
 
+def never_cleared(names: Sequence[str], total: int, steps: int, step: int) -> wire.Fact:
+    """Return the fact that no part of the loop cleared these gradients for ``steps`` steps, of ``total`` layers."""
+    whose = "the gradients" if len(names) == total else f"the gradients of {wording.count(len(names), 'parameter')}"
+    text = f"At step {step:,}, {whose} had not been cleared for {steps} steps: each step used the sum of all so far."
+    return wire.Fact(wire.NEVER_CLEARED, text, () if len(names) == total else tuple(names))
+
+
 def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wire.Fact:
     """Return the fact that parameters of the model are no layers, as their requires_grad is False.
 

@@ -37,6 +37,9 @@ STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "part
 FROZEN_PARAMETERS = "frozen_parameters"
 """Code of the fact that says how many parameters are frozen; a newer one replaces it."""
 
+NEVER_CLEARED = "never_cleared"
+"""Code of the fact that no part of the loop clears some gradients; a newer one replaces it."""
+
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""
 

@@ -81,6 +81,10 @@ class Sampler:
         parameter = self.references[position]()
         return None if parameter is None else accumulator(parameter)
 
+    def is_optimized(self, position: int) -> bool:
+        """Return True if an optimizer holds the layer."""
+        return self._all is not None and self._all.layer_set.layers[self.layers[position]].group is not None
+
     # -- samples -------------------------------------------------------------------------------------------------
 
     def forget_earlier(self) -> None:
@@ -225,10 +229,8 @@ class Sampler:
         """Return the shares of unmoved weights after a step that is due."""
         if self._all is None or self._rank.sends_only_nonfinite or is_capturing():
             return {}
-        known, owned = self._all.layer_set.layers, self._rank.owned(self.layers)
-        moving = [
-            count > 0 and known[layer].group is not None for count, layer in zip(counts, self.layers, strict=True)
-        ]
+        owned = self._rank.owned(self.layers)
+        moving = [count > 0 and self.is_optimized(position) for position, count in enumerate(counts)]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
         return self.frozen.unchanged_fraction(step, interval, self.references, moving)

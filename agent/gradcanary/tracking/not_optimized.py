@@ -172,7 +172,7 @@ class NotOptimized:
             now = _elements(candidate.unheld.reference(), is_copy=False)
             if candidate.copy is not None and now is not None and now.shape == candidate.copy.shape:
                 flags.setdefault(now.device, []).append((now == candidate.copy).all())
-        self._arrivals = [_to_host(torch.stack(each)) for each in flags.values()]
+        self._arrivals = [to_host(torch.stack(each)) for each in flags.values()]
         self._plan(self._decide, 1)
 
     def _decide(self, *_: object) -> None:
@@ -199,7 +199,7 @@ def _elements(parameter: Tensor | None, *, is_copy: bool) -> Tensor | None:
         return part.clone() if part is not None and is_copy else part
 
 
-def _to_host(values: Tensor) -> tuple[Tensor, Arrival | None]:
+def to_host(values: Tensor) -> tuple[Tensor, Arrival | None]:
     """Return a copy on the host, and the event of its arrival; nothing waits for it."""
     if values.device.type in HOST_DEVICES:
         return values, None
