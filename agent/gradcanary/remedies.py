@@ -258,6 +258,15 @@ CAUSES: Mapping[str, Cause] = {
         "parameters.",
         "optimizer_parameters",
     ),
+    "kept_gradients": Cause(
+        "Nothing in the loop clears these gradients after a step: zero_grad is not called, or for other parameters. "
+        "Each step uses the sum of all gradients so far, in which old ones outweigh the present one more and more.",
+        "clear_gradients",
+    ),
+    "after_never_cleared": Cause(
+        "Gradients are not cleared after a step, so they add up from step to step: that comes first.",
+        "clear_gradients",
+    ),
     "scaled_clip": Cause(
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
         "loss may still look fine, because it divides by the size of gradients.",

@@ -35,10 +35,16 @@ STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "part
 """The index of a state is its value in the state plane of a batch."""
 
 FROZEN_PARAMETERS = "frozen_parameters"
-"""Code of the fact that says how many parameters are frozen; a newer one replaces it."""
+"""Code of the fact that says how many parameters are frozen."""
 
 NEVER_CLEARED = "never_cleared"
-"""Code of the fact that no part of the loop clears some gradients; a newer one replaces it."""
+"""Code of the fact that no part of the loop clears some gradients."""
+
+REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED})
+"""Codes of facts of which a session has one at most: a newer one replaces it."""
+
+LAUNCH_FACTS = frozenset({NEVER_CLEARED})
+"""Codes of facts about the loop of one launch: the next launch may have another loop."""
 
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""

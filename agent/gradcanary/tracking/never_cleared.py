@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradcanary.hooks.arrivals import Arrival, to_host
 from gradcanary.hooks.graphs import is_capturing, is_slow
 from gradcanary.stats.kernels import is_measurable, strided_sample
 from gradcanary.stats.sampler import Sampler
 from gradcanary.tracking.clear_detection import UNCHANGED, GradientIdentity
-from gradcanary.tracking.not_optimized import Arrival, to_host
 
 SEARCHES = (10, 100)
 """Steps of the optimizer after which a search begins: in the first 1,000 steps, as those of ``not_optimized``."""

@@ -31,16 +31,17 @@ from gradcanary_server.incidents.setting_causes import (
 CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
     "crash": ("explosion", "nonfinite"),
-    "explosion": ("nonfinite",),
+    "explosion": ("never_cleared", "nonfinite"),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "nonfinite"),
     "vanished": ("explosion", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
-layer, and a fall of all gradients is one of each layer. Other rules are about the setup or the process.
+layer, and a fall of all gradients is one of each layer. Gradients that are never cleared grow. Other rules are about
+the setup or the process.
 """
 
-CAUSE_RULES = ("explosion", "nonfinite", "scale_drop")
+CAUSE_RULES = ("explosion", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3
@@ -52,7 +53,7 @@ DEFAULT = ""
 
 _AFTER = {
     "collapse": {rule: f"after_{rule}" for rule in ("nonfinite", "explosion", "scale_drop", "vanished")},
-    "explosion": {"nonfinite": "after_nonfinite"},
+    "explosion": {"never_cleared": "after_never_cleared", "nonfinite": "after_nonfinite"},
     "unused": {"not_optimized": "after_not_optimized"},
     "silent": {"stalled": "ended_while_stalled"},
 }
@@ -70,6 +71,7 @@ _CODES = {
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
     "not_optimized": {DEFAULT: "in_no_optimizer"},
+    "never_cleared": {DEFAULT: "kept_gradients"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }

@@ -123,6 +123,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {are} in no optimizer, seen {at}",
         "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen {at}",
     ),
+    ("never_cleared", None): Words(
+        "{count} never {have} {their} {gradient} cleared, seen {at}",
+        "{layers} never {have} {their} {gradient} cleared after a step: each step uses the sum of all, seen {at}",
+    ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),

@@ -233,6 +233,11 @@ class NotOptimized(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class NeverCleared(Section):
+    """Gradients that no part of the loop clears after a step: each step uses the sum of all so far."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class Silent(Section):
     """A run without requests and without an end: it was killed, or cannot reach the collector."""
 
@@ -301,6 +306,7 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
     "not_optimized": ("notify",),
+    "never_cleared": ("notify",),
 }
 """Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
 about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
@@ -323,6 +329,7 @@ class LayerRule:
     second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
     not_optimized: NotOptimized | None = None
+    never_cleared: NeverCleared | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -344,6 +351,7 @@ class Rules:
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
     not_optimized: NotOptimized = field(default_factory=NotOptimized)
+    never_cleared: NeverCleared = field(default_factory=NeverCleared)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
     crash: Crash = field(default_factory=Crash)

@@ -90,6 +90,7 @@ class LayerRules:
     second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
+    never_cleared: LayerThresholds
 
     @cached_property
     def enter_level(self) -> Floats:

@@ -44,7 +44,10 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-LAYER_SIGNALS = 25
+NEVER_CLEARED = 30
+"""A static finding, too."""
+
+LAYER_SIGNALS = 32
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -100,6 +103,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
     "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),
+    "never_cleared": (Signal(NEVER_CLEARED, None, CRITICAL),),
 }
 """The signals of each rule in rising order of severity; the last one that fires gives the evidence."""
 

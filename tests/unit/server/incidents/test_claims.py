@@ -58,6 +58,10 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
+    ("never_cleared", None): (
+        "never (has its gradient|have their gradients) cleared",
+        "cleared after a step: each step uses the sum of all",
+    ),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
     ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
     ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),

@@ -128,6 +128,7 @@ def test_nonfinite_names_loss_and_gradients():
         ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95 % exact zeros"),
         ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
         ("not_optimized", None, None, "is in no optimizer", "it receives gradients and never changes"),
+        ("never_cleared", None, None, "never has its gradient cleared", "each step uses the sum of all, seen at"),
     ],
 )
 def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
@@ -309,6 +310,8 @@ def test_nonfinite_says_what_was_first():
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
         ("clip_before_unscale", None, "warning", None, "scaled_clip"),
         ("not_optimized", None, "warning", None, "in_no_optimizer"),
+        ("never_cleared", None, "critical", None, "kept_gradients"),
+        ("explosion", None, "critical", "never_cleared", "after_never_cleared"),
     ],
 )
 def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):

@@ -13,6 +13,7 @@ from gradcanary_server.rules.config import (
     ClipBeforeUnscale,
     Fp16Underflow,
     Frozen,
+    NeverCleared,
     NotOptimized,
     Rules,
     SecondMoments,
@@ -146,18 +147,27 @@ def test_another_dtype_than_declared_and_keys_that_do_nothing_are_information():
 
 
 @pytest.mark.parametrize(
-    ("code", "rule", "evidence"),
+    ("code", "rule", "severity", "evidence"),
     [
-        ("bf16_moments", "second_moments", None),
-        ("fp16_without_scaler", "fp16_underflow", "no_scaler"),
-        ("clip_before_unscale", "clip_before_unscale", None),
+        ("bf16_moments", "second_moments", "warning", None),
+        ("fp16_without_scaler", "fp16_underflow", "warning", "no_scaler"),
+        ("clip_before_unscale", "clip_before_unscale", "warning", None),
+        ("never_cleared", "never_cleared", "critical", None),
     ],
 )
-def test_facts_of_the_agent_warn_from_the_next_step(code, rule, evidence):
+def test_facts_of_the_agent_count_from_the_next_step(code, rule, severity, evidence):
     state, _ = run(Trace(healthy(100)))
     of = launch(facts=(wire.Fact(code, "", (lora()[7].name,)), wire.Fact("sharded", "", ())))
     _, changes = run(Trace(healthy(100), first=100), of, state=state)
-    assert told(changes) == [(rule, 7, "fired", 100, "warning", evidence)]
+    assert told(changes) == [(rule, 7, "fired", 100, severity, evidence)]
+
+
+def test_a_launch_without_the_fact_resolves_gradients_that_were_never_cleared():
+    facts = (wire.Fact("never_cleared", "", ()),)
+    state, changes = run(Trace(healthy(3)), launch(facts=facts))
+    assert len(fired(changes, "never_cleared")) == 16
+    _, changes = run(Trace(healthy(3)), launch(number=2, older=frozenset([1])), state=state)
+    assert {(each.rule, each.kind, each.resolution) for each in changes} == {("never_cleared", "resolved", "recovered")}
 
 
 def grouped(owners):
@@ -201,9 +211,17 @@ def test_rules_that_are_off_say_nothing():
         fp16_underflow=Fp16Underflow(**off),
         clip_before_unscale=ClipBeforeUnscale(**off),
         not_optimized=NotOptimized(**off),
+        never_cleared=NeverCleared(**off),
         second_moments=SecondMoments(**off),
     )
-    codes = ("bf16_moments", "fp16_without_scaler", "dead_config_key", "clip_before_unscale", "not_optimized")
+    codes = (
+        "bf16_moments",
+        "fp16_without_scaler",
+        "dead_config_key",
+        "clip_before_unscale",
+        "not_optimized",
+        "never_cleared",
+    )
     facts = tuple(wire.Fact(code, "", ()) for code in codes)
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, values=measured("frozen_fraction", {100: 0.95}))
     assert run(trace, launch(facts=facts), rules)[1] == ()
