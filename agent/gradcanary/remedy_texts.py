@@ -45,7 +45,11 @@ _CLEAR_GRADIENTS = (
     "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Then start again: the "
     "weights and the optimizer's averages come from the wrong sums."
 )
-_MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
+_ZERO_FACTOR = (
+    "Print what these parameters are multiplied with: gates, masks, weights of the loss, and the weights behind them. "
+    "What is exactly zero on purpose must change by itself: check that it is trainable and in the optimizer. Otherwise "
+    "give it another value. Nothing is wrong if the loss should not depend on these parameters."
+)
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
@@ -125,7 +129,7 @@ TEXTS: Mapping[str, str] = {
     "factor": _FACTOR,
     "clear_gradients": _CLEAR_GRADIENTS,
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
-    "meant_zero": _MEANT_ZERO,
+    "zero_factor": _ZERO_FACTOR,
     "converged": _CONVERGED,
     "meant": _MEANT,
     "diverging": _DIVERGING,
@@ -154,7 +158,7 @@ CODE: Mapping[str, str] = {
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "clear_gradients": "optimizer.step(); optimizer.zero_grad()",
-    "meant_zero": _PRINT_GRADIENTS,
+    "zero_factor": _PRINT_HELD,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

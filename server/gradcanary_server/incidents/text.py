@@ -55,7 +55,14 @@ _FELL = "all gradients became {smaller} {at}"
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
-_NEVER = "{layers} {are} trainable and never had a gradient, {since}"
+_UNREACHED = Words(
+    "{count} never had a gradient, {since}",
+    "{layers} {are} trainable and never had a gradient: no backward pass reached {them}, {since}",
+)
+_ONLY_ZEROS = Words(
+    "{count} had only gradients of exactly zero, {since}",
+    "{layers} {are} trainable and had only gradients of exactly zero, {since}",
+)
 _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
@@ -88,7 +95,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {were} frozen by the script {at}",
         "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
-    ("unused", None): Words("{count} never had a gradient, {since}", _NEVER),
+    ("vanished", "not_in_graph"): _UNREACHED,
+    ("vanished", "multiplied_by_zero"): _ONLY_ZEROS,
+    ("unused", "not_in_graph"): _UNREACHED,
+    ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
         "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
@@ -339,7 +349,9 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
         "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
-        "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
+        "no_gradient_or_zeros": ("no gradient or only exact zeros" if is_none else "only gradients of exactly zero")
+        if is_zero
+        else "no gradient",
         "idle": _idle(members),
     }
 

@@ -33,9 +33,14 @@ SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = rang
 
 NEVER = 21
 """Evidence of vanished, too: no layer ever had a gradient."""
-WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
 
-MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
+UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
+"""A layer whose gradient was never more than exactly zero; the last two are evidence of vanished: most layers, or all
+adapters, never had a gradient, or only zeros."""
+
+WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
+
+MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 """Signals that fire until the layer has a gradient again."""
 
 NOT_OPTIMIZED = 22
@@ -47,7 +52,7 @@ VAIN, VAIN_CLIPPED = 23, 24
 NEVER_CLEARED = 30
 """A static finding, too."""
 
-LAYER_SIGNALS = 32
+LAYER_SIGNALS = 34
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -77,10 +82,15 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "vanished": (
         Signal(BY_SCRIPT, "by_script", INFORMATION),
         Signal(NEVER, "never", WARNING),
+        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
+        Signal(MOST_UNUSED, "not_in_graph", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
-    "unused": (Signal(UNUSED, None, WARNING),),
+    "unused": (
+        Signal(UNUSED_ZERO, "multiplied_by_zero", WARNING),
+        Signal(UNUSED, "not_in_graph", WARNING),
+    ),
     "accumulation_loss": (Signal(LOST, None, CRITICAL),),
     "accumulator": (
         Signal(DECLARED, "declared", INFORMATION),

@@ -30,6 +30,8 @@ Evidence = Literal[
     "sporadic",
     "by_script",
     "never",
+    "not_in_graph",
+    "multiplied_by_zero",
     "declared",
     "low_precision_sum",
     "rounded",
