@@ -16,7 +16,7 @@ from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation, weights
-from gradcanary.stats.accumulation import Fp32Reference, accumulator, layers_of_sample, low_bits
+from gradcanary.stats.accumulation import Fp32Reference, accumulator, float16_counts, layers_of_sample, low_bits
 from gradcanary.stats.kernels import are_finite, is_measurable, measure, min_max, norm_of, without_autocast
 from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, SampleRequest
 from gradcanary.stats.weights import (
@@ -127,8 +127,11 @@ class Sampler:
         if is_partial or self._rank.sends_only_nonfinite:
             gradients = {}
         parts += self._measure(gradients, number, request)
-        sums = _float32_sums(gradients, counts, number) if counts is not None and phase != "post_clip" else {}
-        parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+        if counts is not None and phase != "post_clip":
+            chosen = {at: gradients[at] for at in layers_of_sample(number, len(counts)) if at in gradients}
+            sums, some = _float32_sums(chosen, counts), _in_float16_or_32(chosen)
+            parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+            parts += [Part(Kind.FLOAT16, found, positions) for positions, found in float16_counts(some, self._failed)]
         sample = Sample(self.layers, phase, states, dtypes, parts)
         sample.set_scale(scale)
         return sample
@@ -314,8 +317,11 @@ def _is_nonfinite(gradient: Tensor) -> Tensor:
     return ~(least.isfinite() & greatest.isfinite())
 
 
-def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int], number: int) -> dict[int, Tensor]:
-    """Return the float32 sums of several micro-steps, for the layers of a sample of this number."""
-    positions = layers_of_sample(number, len(counts)) if max(counts, default=0) > 1 else ()
-    added_up = {at: gradients[at] for at in positions if at in gradients and counts[at] > 1}
-    return {at: gradient for at, gradient in added_up.items() if gradient.dtype is torch.float32}
+def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int]) -> dict[int, Tensor]:
+    """Return the float32 sums of several micro-steps."""
+    return {at: each for at, each in gradients.items() if counts[at] > 1 and each.dtype is torch.float32}
+
+
+def _in_float16_or_32(gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the gradients that may be computed in float16."""
+    return {at: each for at, each in gradients.items() if each.dtype in (torch.float16, torch.float32)}

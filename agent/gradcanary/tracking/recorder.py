@@ -115,7 +115,6 @@ class Recorder:
         if layers.frozen == self._frozen:
             return
         self._frozen, step = layers.frozen, self.clock.step
-        self.facts[:] = [fact for fact in self.facts if fact.code != wire.FROZEN_PARAMETERS]
         self.add_fact(facts.frozen_parameters(layers.frozen, layers.total, step if self.clock.steps_taken else None))
 
     def backward_called(self, roots: list[Tensor]) -> None:
@@ -247,7 +246,7 @@ class Recorder:
     def add_fact(self, fact: wire.Fact) -> None:
         """Add a fact to those of the session, once; some are printed on stderr as well."""
         if fact not in self.facts:
-            self.facts.append(fact)
+            self.facts[:] = facts.merged(self.facts, (fact,))
             if fact.code in facts.PRINTED:
                 self.guard.print_once(fact.text)
 
@@ -258,7 +257,6 @@ class Recorder:
         listed = self.layers.layer_set.layers
         numbers = sorted(each.sampler.layers[at] for each in self._trackers.values() for at in each.never_cleared.found)
         names = [listed[number].name for number in numbers]
-        self.facts[:] = [fact for fact in self.facts if fact.code != wire.NEVER_CLEARED]
         self.add_fact(facts.never_cleared(names, len(listed), WINDOWS, self.clock.step))
 
     @property
