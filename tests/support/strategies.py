@@ -107,6 +107,8 @@ SAID = (
     wire.Fact("clip_before_unscale", "", ()),
     wire.Fact("not_optimized", "", (lora(3)[2].name,)),
     wire.Fact("never_cleared", "", (lora(3)[3].name,)),
+    wire.Fact("fp16_gradients", "", (lora(3)[0].name,)),
+    wire.Fact("fp16_limit", "", (lora(3)[5].name,)),
 )
 
 launches = st.builds(

@@ -125,6 +125,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("fp16_underflow", "zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
     ("fp16_underflow", "all_zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
+    ("fp16_underflow", "at_limit"): Words(
+        "{count} {have} float16 gradients that go to zero, {since}",
+        "{layers} {have} {exact_zeros} in float16 gradients cut off at the smallest number of float16, {since}",
+    ),
     ("clip_before_unscale", None): Words(
         "{count} {are} clipped before unscaling, seen {at}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",

@@ -216,7 +216,8 @@ class Fp16Underflow(Section):
 
     notify: Flag = False
     growth: Share = 0.25
-    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start."""
+    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start. Over 0
+    where most other elements are among the smallest numbers of float16: sparse gradients have no such ones."""
     share: Share = 0.9
     """The critical share of exact zeros."""
     observations: Count = 5

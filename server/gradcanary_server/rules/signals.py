@@ -26,7 +26,6 @@ vanished: a layer that nearly always had a gradient, one that seldom had, one th
 
 LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Stats that are measured for a few layers at a time; nothing else moves these signals."""
-ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 
 SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Static findings: they fire without a count."""
@@ -52,7 +51,11 @@ VAIN, VAIN_CLIPPED = 23, 24
 NEVER_CLEARED = 30
 """A static finding, too."""
 
-LAYER_SIGNALS = 34
+AT_LIMIT, ALL_AT_LIMIT = 34, 35
+"""Zeros of gradients that the smallest number of float16 cuts off, judged from the start."""
+ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
+
+LAYER_SIGNALS = 36
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -108,7 +111,9 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "second_moments": (Signal(COARSE_MOMENTS, None, WARNING),),
     "fp16_underflow": (
         Signal(NO_SCALER, "no_scaler", WARNING),
+        Signal(AT_LIMIT, "at_limit", WARNING),
         Signal(UNDERFLOW, "zeros", WARNING),
+        Signal(ALL_AT_LIMIT, "at_limit", CRITICAL),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),

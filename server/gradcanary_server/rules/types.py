@@ -40,6 +40,7 @@ Evidence = Literal[
     "no_scaler",
     "zeros",
     "all_zeros",
+    "at_limit",
     "no_step",
     "lost_rank",
     "no_loss",

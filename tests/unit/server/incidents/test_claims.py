@@ -62,6 +62,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
     ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
     ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
+    ("fp16_underflow", "at_limit"): ("go to zero", "exact zeros in float16 gradients cut off at the smallest number"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
     ("never_cleared", None): (

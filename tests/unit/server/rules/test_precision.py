@@ -113,6 +113,29 @@ def test_parameters_in_float16_have_gradients_born_there():
     assert fired(run(Trace(healthy(STEPS), values=values), launch(layers))[1], "fp16_underflow").keys() == {5}
 
 
+def test_layers_whose_values_show_float16_are_judged_as_those_of_the_dtype():
+    facts = (wire.Fact("fp16_gradients", "", (lora()[5].name,)),)
+    values = measured("zero_fraction", dict(enumerate([0.1] * 5 + [0.5] * 5, start=100)))
+    assert told(run(Trace(healthy(STEPS), values=values), launch(facts=facts))[1]) == [
+        ("fp16_underflow", 5, "fired", 109, "warning", "zeros")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zeros", "severity"), [([0.2] * 20, None), ([0.4] * 20, "warning"), ([0.75] * 3 + [0.95] * 5, "critical")]
+)
+def test_zeros_beside_the_smallest_numbers_of_float16_count_from_the_start(zeros, severity):
+    facts = (wire.Fact("fp16_limit", "", (lora()[5].name,)),)
+    values = measured("zero_fraction", dict(enumerate(zeros)))
+    state, changes = run(Trace(healthy(STEPS), values=values), launch(facts=facts))
+    found = [("fp16_underflow", 5, "fired", 4, "warning", "at_limit")] if severity else []
+    found += [("fp16_underflow", 5, "fired", 7, "critical", "at_limit")] if severity == "critical" else []
+    assert [each for each in told(changes) if each[0] == "fp16_underflow"] == found
+    over = measured("zero_fraction", dict(enumerate([0.1] * 5)))
+    _, changes = run(Trace(healthy(STEPS), first=STEPS, values=over), launch(facts=facts), state=state)
+    assert {change.kind for change in changes} == ({"resolved"} if severity else set())
+
+
 @pytest.mark.parametrize(("micro_steps", "severity"), [(8, "information"), (63, "information"), (64, "warning")])
 def test_a_sum_in_bfloat16_is_told_once_by_what_it_is_predicted_to_lose(micro_steps, severity):
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, micro_steps=np.full(STEPS, micro_steps, np.int16))
