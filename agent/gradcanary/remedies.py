@@ -173,6 +173,18 @@ CAUSES: Mapping[str, Cause] = {
         "activation behind them is zero for every input, or weights that they are multiplied with are.",
         "factor",
     ),
+    "not_in_graph": Cause(
+        "These parameters have no gradient at all, so the loss does not depend on them: the forward pass does not call "
+        "their modules, or a .detach(), torch.no_grad() or a conversion to numbers stands between them and the loss. "
+        "Adapters may be disabled, or put on modules that are not called.",
+        "flow",
+    ),
+    "multiplied_by_zero": Cause(
+        "Backward passes reach these parameters, and their gradient is exactly zero, not missing: they are multiplied "
+        "with something that is exactly zero. That may be a gate, a mask, a weight of the loss, the weights behind "
+        "them, or the slope of an activation.",
+        "zero_factor",
+    ),
     "idle_for_long": Cause(
         "These layers are used now and then, such as experts that a router chooses, and have not been used for longer "
         "than ever before: the router may have given them up, or the data that needs them is not there.",
@@ -194,9 +206,10 @@ CAUSES: Mapping[str, Cause] = {
         "unused",
     ),
     "cancelled": Cause(
-        "Gradients reach these layers and have been exactly zero all along: the loss does not depend on them, as on a "
-        "bias that a norm or a difference cancels.",
-        "meant_zero",
+        "Gradients reach these layers and have been exactly zero all along. Either they are multiplied with a gate, a "
+        "mask, weights or a part of the loss that is exactly zero, or the loss does not depend on them, as on a bias "
+        "that a norm or a difference cancels.",
+        "zero_factor",
     ),
     "lossy_sum": Cause(
         "Gradients are summed over micro-steps in a dtype that swallows small ones: an addend far under the sum "
@@ -257,6 +270,15 @@ CAUSES: Mapping[str, Cause] = {
         "Either the optimizer was made before they were, as where a module was replaced later, or it was given other "
         "parameters.",
         "optimizer_parameters",
+    ),
+    "kept_gradients": Cause(
+        "Nothing in the loop clears these gradients after a step: zero_grad is not called, or for other parameters. "
+        "Each step uses the sum of all gradients so far, in which old ones outweigh the present one more and more.",
+        "clear_gradients",
+    ),
+    "after_never_cleared": Cause(
+        "Gradients are not cleared after a step, so they add up from step to step: that comes first.",
+        "clear_gradients",
     ),
     "scaled_clip": Cause(
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "

@@ -41,7 +41,15 @@ _FACTOR = (
     "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
-_MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
+_CLEAR_GRADIENTS = (
+    "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Then start again: the "
+    "weights and the optimizer's averages come from the wrong sums."
+)
+_ZERO_FACTOR = (
+    "Print what these parameters are multiplied with: gates, masks, weights of the loss, and the weights behind them. "
+    "What is exactly zero on purpose must change by itself: check that it is trainable and in the optimizer. Otherwise "
+    "give it another value. Nothing is wrong if the loss should not depend on these parameters."
+)
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
@@ -119,8 +127,9 @@ TEXTS: Mapping[str, str] = {
     "depth": _DEPTH,
     "small": _SMALL,
     "factor": _FACTOR,
+    "clear_gradients": _CLEAR_GRADIENTS,
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
-    "meant_zero": _MEANT_ZERO,
+    "zero_factor": _ZERO_FACTOR,
     "converged": _CONVERGED,
     "meant": _MEANT,
     "diverging": _DIVERGING,
@@ -148,7 +157,8 @@ CODE: Mapping[str, str] = {
     "optimizer_parameters": _PRINT_UNHELD,
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
-    "meant_zero": _PRINT_GRADIENTS,
+    "clear_gradients": "optimizer.step(); optimizer.zero_grad()",
+    "zero_factor": _PRINT_HELD,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

@@ -17,6 +17,7 @@ from gradcanary_server.rules.config import (
     Grace,
     InVain,
     LayerRule,
+    NeverCleared,
     Nonfinite,
     NotOptimized,
     Rules,
@@ -105,6 +106,9 @@ SAID = (
     wire.Fact("fp16_without_scaler", "", ()),
     wire.Fact("clip_before_unscale", "", ()),
     wire.Fact("not_optimized", "", (lora(3)[2].name,)),
+    wire.Fact("never_cleared", "", (lora(3)[3].name,)),
+    wire.Fact("fp16_gradients", "", (lora(3)[0].name,)),
+    wire.Fact("fp16_limit", "", (lora(3)[5].name,)),
 )
 
 launches = st.builds(
@@ -132,6 +136,7 @@ PICKY = LayerRule(
     second_moments=SecondMoments(notify=True),
     fp16_underflow=Fp16Underflow(growth=0.1, share=0.5, observations=2),
     not_optimized=NotOptimized(),
+    never_cleared=NeverCleared(),
 )
 
 

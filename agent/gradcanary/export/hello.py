@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gradcanary import __version__, wire
+from gradcanary import __version__, facts, wire
 from gradcanary.export.settings_log import SettingsLog
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import framework_of
@@ -59,7 +59,7 @@ class SessionHello:
 
         ``measured`` are the layers of a batch that follows.
         """
-        self._findings += tuple(fact for fact in findings if fact not in self._findings)
+        self._findings = facts.merged(self._findings, findings)
         changes = recorder.group_settings.changes
         while changes:
             self.settings.add(changes.popleft())
@@ -96,7 +96,7 @@ class SessionHello:
             absmax_below=self._settings.absmax_below,
             norm_below=self._settings.norm_below,
             layer_sets=tuple(self._sets.values()),
-            facts=self._facts + self._findings,
+            facts=facts.merged(self._facts, self._findings),
             started=self._started,
             environment=self.environment if self._has_extras else None,
             settings=self.settings.entries if self._has_extras else (),

@@ -27,20 +27,22 @@ from gradcanary_server.incidents.setting_causes import (
     find_tiny_clip,
     jump_lines,
 )
+from gradcanary_server.rules.layer_config import LORA_HALF
 
 CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
     "crash": ("explosion", "nonfinite"),
-    "explosion": ("nonfinite",),
+    "explosion": ("never_cleared", "nonfinite"),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "nonfinite"),
     "vanished": ("explosion", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
-layer, and a fall of all gradients is one of each layer. Other rules are about the setup or the process.
+layer, and a fall of all gradients is one of each layer. Gradients that are never cleared grow. Other rules are about
+the setup or the process.
 """
 
-CAUSE_RULES = ("explosion", "nonfinite", "scale_drop")
+CAUSE_RULES = ("explosion", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3
@@ -52,7 +54,7 @@ DEFAULT = ""
 
 _AFTER = {
     "collapse": {rule: f"after_{rule}" for rule in ("nonfinite", "explosion", "scale_drop", "vanished")},
-    "explosion": {"nonfinite": "after_nonfinite"},
+    "explosion": {"never_cleared": "after_never_cleared", "nonfinite": "after_nonfinite"},
     "unused": {"not_optimized": "after_not_optimized"},
     "silent": {"stalled": "ended_while_stalled"},
 }
@@ -70,6 +72,7 @@ _CODES = {
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
     "not_optimized": {DEFAULT: "in_no_optimizer"},
+    "never_cleared": {DEFAULT: "kept_gradients"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
@@ -86,7 +89,6 @@ _BY_SETTINGS = {
 _IN_VAIN = ("frozen", "in_vain")
 """Rules of weights that do not move."""
 
-_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 _POSITION = re.compile(r"group\d+\.\d+")
 """The name of a layer that the optimizer holds and no module has."""
@@ -277,7 +279,7 @@ def _partners(context: CauseContext) -> list[str]:
     """Return evidence that one half of LoRA pairs fell while the other half did not."""
     all_names = {layer.name for layer in context.layers.values()}
     names = [layer.name for layer in _named(context)]
-    halves = {match[1] if match else None for match in map(_HALF.search, names)}
+    halves = {match[1] if match else None for match in map(LORA_HALF.search, names)}
     if len(halves) != 1 or None in halves:
         return []
     half = halves.pop()
@@ -289,7 +291,7 @@ def _partners(context: CauseContext) -> list[str]:
 
 
 def _other_half(name: str, half: str) -> str:
-    match = _HALF.search(name)
+    match = LORA_HALF.search(name)
     return name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
 
 
@@ -358,26 +360,41 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
     kinds = {member.evidence for member in members if member.until_step is None or not context.incident.firing}
     if kinds == {"by_script"}:
         return "frozen_by_script", []
+    if not kinds.isdisjoint(("not_in_graph", "multiplied_by_zero")):
+        return ("not_in_graph" if _is_mostly_none(context) else "multiplied_by_zero"), _none_and_zero(context)
     if "never" in kinds:
         if all(member.value == 0 for member in members):
             is_float16 = any(layer.param_dtype == "float16" for layer in _named(context))
             return ("fp16_zeros" if is_float16 else "only_zeros"), []
-        return "never_any_gradient", []
+        return "never_any_gradient", _none_and_zero(context)
     if "stopped" not in kinds:
         return "idle_for_long", []
     if all(member.value == 0 for member in members):
         return "became_zero", []
     if len(context.named) == len(context.layers):
-        return "no_gradient_at_all", []
+        return "no_gradient_at_all", _none_and_zero(context)
     evidence = _blocks(context, "lost its gradient")
-    return ("cut_off_blocks" if evidence else "cut_off"), evidence
+    return ("cut_off_blocks" if evidence else "cut_off"), [*evidence, *_none_and_zero(context)]
 
 
 def _unused(context: CauseContext) -> tuple[str, list[str]]:
-    if all(member.value == 0 for member in context.members.values()):
-        return "cancelled", []
+    if not _is_mostly_none(context):
+        return "cancelled", _none_and_zero(context)
     is_unnamed = any(_POSITION.fullmatch(layer.name) for layer in _named(context))
-    return ("never_used_unnamed" if is_unnamed else "never_used"), []
+    return ("never_used_unnamed" if is_unnamed else "never_used"), _none_and_zero(context)
+
+
+def _is_mostly_none(context: CauseContext) -> bool:
+    """Return True if at least half of the members have no gradient; the others have one that is exactly zero."""
+    zeros = sum(member.value == 0 for member in context.members.values())
+    return 2 * zeros <= len(context.members)
+
+
+def _none_and_zero(context: CauseContext) -> list[str]:
+    """Return the numbers of both kinds of members, if there are both: they have different causes."""
+    zeros = sum(member.value == 0 for member in context.members.values())
+    nones = len(context.members) - zeros
+    return [f"{nones:,} of them have no gradient at all, {zeros:,} have exact zeros"] if zeros and nones else []
 
 
 def _largest_loss(context: CauseContext) -> list[str]:

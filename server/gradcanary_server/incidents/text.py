@@ -55,7 +55,14 @@ _FELL = "all gradients became {smaller} {at}"
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
-_NEVER = "{layers} {are} trainable and never had a gradient, {since}"
+_UNREACHED = Words(
+    "{count} never had a gradient, {since}",
+    "{layers} {are} trainable and never had a gradient: no backward pass reached {them}, {since}",
+)
+_ONLY_ZEROS = Words(
+    "{count} had only gradients of exactly zero, {since}",
+    "{layers} {are} trainable and had only gradients of exactly zero, {since}",
+)
 _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
@@ -88,7 +95,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {were} frozen by the script {at}",
         "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
-    ("unused", None): Words("{count} never had a gradient, {since}", _NEVER),
+    ("vanished", "not_in_graph"): _UNREACHED,
+    ("vanished", "multiplied_by_zero"): _ONLY_ZEROS,
+    ("unused", "not_in_graph"): _UNREACHED,
+    ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
         "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
@@ -115,6 +125,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("fp16_underflow", "zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
     ("fp16_underflow", "all_zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
+    ("fp16_underflow", "at_limit"): Words(
+        "{count} {have} float16 gradients that go to zero, {since}",
+        "{layers} {have} {exact_zeros} in float16 gradients cut off at the smallest number of float16, {since}",
+    ),
     ("clip_before_unscale", None): Words(
         "{count} {are} clipped before unscaling, seen {at}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",
@@ -122,6 +136,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("not_optimized", None): Words(
         "{count} {are} in no optimizer, seen {at}",
         "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen {at}",
+    ),
+    ("never_cleared", None): Words(
+        "{count} never {have} {their} {gradient} cleared, seen {at}",
+        "{layers} never {have} {their} {gradient} cleared after a step: each step uses the sum of all, seen {at}",
     ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
@@ -335,7 +353,9 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
         "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
-        "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
+        "no_gradient_or_zeros": ("no gradient or only exact zeros" if is_none else "only gradients of exactly zero")
+        if is_zero
+        else "no gradient",
         "idle": _idle(members),
     }
 

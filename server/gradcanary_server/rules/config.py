@@ -216,7 +216,8 @@ class Fp16Underflow(Section):
 
     notify: Flag = False
     growth: Share = 0.25
-    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start."""
+    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start. Over 0
+    where most other elements are among the smallest numbers of float16: sparse gradients have no such ones."""
     share: Share = 0.9
     """The critical share of exact zeros."""
     observations: Count = 5
@@ -230,6 +231,11 @@ class ClipBeforeUnscale(Section):
 @dataclass(frozen=True, config=STRICT)
 class NotOptimized(Section):
     """Trainable parameters that receive gradients and that no optimizer holds: they never change."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class NeverCleared(Section):
+    """Gradients that no part of the loop clears after a step: each step uses the sum of all so far."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -301,6 +307,7 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
     "not_optimized": ("notify",),
+    "never_cleared": ("notify",),
 }
 """Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
 about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
@@ -323,6 +330,7 @@ class LayerRule:
     second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
     not_optimized: NotOptimized | None = None
+    never_cleared: NeverCleared | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -344,6 +352,7 @@ class Rules:
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
     not_optimized: NotOptimized = field(default_factory=NotOptimized)
+    never_cleared: NeverCleared = field(default_factory=NeverCleared)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
     crash: Crash = field(default_factory=Crash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -17,6 +18,8 @@ from gradcanary_server.rules.config import RUN_WIDE_KEYS, Collapse, LayerRule, R
 from gradcanary_server.rules.types import Floats, Ints, LayerFacts, Mask
 
 _DIGITS = re.compile(r"\d+")
+
+LORA_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 
 Value = TypeVar("Value")
 
@@ -57,7 +60,8 @@ class LayerRules:
     ``columns`` int64[L] are layer numbers, ``shapes`` uint32[L] checksums of shapes; ``enter_level`` is log10;
     ``by_fall``, ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
     where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
-    of each layer, -1 = none; ``is_half`` are float16 parameters.
+    of each layer, -1 = none; ``is_half`` are float16 parameters; ``kind`` int64[L] is the same for layers with the same
+    module class, shape and last part of the name, each half of LoRA pairs for itself; ``is_adapter`` are both halves.
     """
 
     columns: Ints
@@ -79,6 +83,8 @@ class LayerRules:
     groups: int
     group: Ints
     is_half: Mask
+    kind: Ints
+    is_adapter: Mask
     nonfinite: LayerThresholds
     explosion: LayerThresholds
     vanished: LayerThresholds
@@ -90,6 +96,7 @@ class LayerRules:
     second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
+    never_cleared: LayerThresholds
 
     @cached_property
     def enter_level(self) -> Floats:
@@ -140,6 +147,8 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
     entries = [rules.entry_of(layer.name) for layer in layers]
     sections = [rules.collapse if entry is None else entry.collapse or rules.collapse for entry in entries]
 
+    halves = [match[1] if (match := LORA_HALF.search(layer.name)) else "" for layer in layers]
+
     def floats(attribute: str) -> Floats:
         return np.array([getattr(rule, attribute) for rule in sections], np.float64)
 
@@ -167,8 +176,19 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
         group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
         is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
+        kind=_kinds(layers, halves),
+        is_adapter=np.array([half != "" for half in halves], np.bool_) & ({"A", "B"} <= set(halves)),
         **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
     )
+
+
+def _kinds(layers: tuple[LayerFacts, ...], halves: Sequence[str]) -> Ints:
+    kinds = [
+        (layer.module_class, layer.shape, layer.name.rpartition(".")[2], half)
+        for layer, half in zip(layers, halves, strict=True)
+    ]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([numbers[kind] for kind in kinds], np.int64)
 
 
 def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> LayerThresholds:

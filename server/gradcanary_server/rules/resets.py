@@ -157,6 +157,8 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
         last_small_step=min(before.last_small_step, launch.first_step),
         scale_severity=before.scale_severity,
         explosion_severity=before.explosion_severity,
+        # Facts about the loop are of the last launch: without them the finding is over.
+        facts=NO_FINGERPRINT if state.scores.firing[signals.NEVER_CLEARED].any() else 0,
     )
 
 

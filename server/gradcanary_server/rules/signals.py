@@ -26,16 +26,20 @@ vanished: a layer that nearly always had a gradient, one that seldom had, one th
 
 LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Stats that are measured for a few layers at a time; nothing else moves these signals."""
-ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 
 SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Static findings: they fire without a count."""
 
 NEVER = 21
 """Evidence of vanished, too: no layer ever had a gradient."""
-WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
 
-MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
+UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
+"""A layer whose gradient was never more than exactly zero; the last two are evidence of vanished: most layers, or all
+adapters, never had a gradient, or only zeros."""
+
+WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
+
+MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 """Signals that fire until the layer has a gradient again."""
 
 NOT_OPTIMIZED = 22
@@ -44,7 +48,14 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-LAYER_SIGNALS = 25
+NEVER_CLEARED = 30
+"""A static finding, too."""
+
+AT_LIMIT, ALL_AT_LIMIT = 34, 35
+"""Zeros of gradients that the smallest number of float16 cuts off, judged from the start."""
+ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
+
+LAYER_SIGNALS = 36
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -74,10 +85,15 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "vanished": (
         Signal(BY_SCRIPT, "by_script", INFORMATION),
         Signal(NEVER, "never", WARNING),
+        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
+        Signal(MOST_UNUSED, "not_in_graph", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
-    "unused": (Signal(UNUSED, None, WARNING),),
+    "unused": (
+        Signal(UNUSED_ZERO, "multiplied_by_zero", WARNING),
+        Signal(UNUSED, "not_in_graph", WARNING),
+    ),
     "accumulation_loss": (Signal(LOST, None, CRITICAL),),
     "accumulator": (
         Signal(DECLARED, "declared", INFORMATION),
@@ -95,11 +111,14 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "second_moments": (Signal(COARSE_MOMENTS, None, WARNING),),
     "fp16_underflow": (
         Signal(NO_SCALER, "no_scaler", WARNING),
+        Signal(AT_LIMIT, "at_limit", WARNING),
         Signal(UNDERFLOW, "zeros", WARNING),
+        Signal(ALL_AT_LIMIT, "at_limit", CRITICAL),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
     "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),
+    "never_cleared": (Signal(NEVER_CLEARED, None, CRITICAL),),
 }
 """The signals of each rule in rising order of severity; the last one that fires gives the evidence."""
 

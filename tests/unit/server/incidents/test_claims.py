@@ -44,7 +44,13 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("vanished", "sporadic"): ("had no gradient", "had a gradient (now and then|at least every)"),
     ("vanished", "never"): ("had no gradient", "watched had (only gradients of exactly zero|no gradient) "),
     ("vanished", "by_script"): ("frozen by the script", "the script froze"),
-    ("unused", None): ("never had a gradient", "trainable and never had a gradient"),
+    ("vanished", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
+    ("vanished", "multiplied_by_zero"): (
+        "had only gradients of exactly",
+        "trainable and had only gradients of exactly",
+    ),
+    ("unused", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
+    ("unused", "multiplied_by_zero"): ("had only gradients of exactly", "trainable and had only gradients of exactly"),
     ("accumulation_loss", None): ("lost gradient while summing", "lost .* of (its|their) gradient while"),
     ("accumulator", "low_precision_sum"): ("summed in low precision", "summed over micro-steps in low precision"),
     ("accumulator", "declared"): ("another dtype than declared", "another dtype than the configuration asks for"),
@@ -56,8 +62,13 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
     ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
     ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
+    ("fp16_underflow", "at_limit"): ("go to zero", "exact zeros in float16 gradients cut off at the smallest number"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
+    ("never_cleared", None): (
+        "never (has its gradient|have their gradients) cleared",
+        "cleared after a step: each step uses the sum of all",
+    ),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
     ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
     ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),
@@ -242,6 +253,7 @@ def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
         kind = draw(st.sampled_from(kinds))
         if rule == "vanished" and kind != "sporadic" and value:
             value = None
+        value = {"not_in_graph": None, "multiplied_by_zero": 0.0}.get(kind, value)
         until = None if is_open else since + 99
         members[layer] = Member("warning", since, value, baseline, draw(VALUES), kind, until)
     firing = sum(each.until_step is None for each in members.values())

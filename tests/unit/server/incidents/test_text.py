@@ -102,7 +102,16 @@ def test_nonfinite_names_loss_and_gradients():
         ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
         ("vanished", "sporadic", 400.0, "has had no gradient", "and then none in 400, since step 340"),
         ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
-        ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
+        ("vanished", "not_in_graph", None, "never had a gradient", "no backward pass reached it, since step 340"),
+        ("vanished", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
+        (
+            "unused",
+            "not_in_graph",
+            None,
+            "never had a gradient",
+            "trainable and never had a gradient: no backward pass",
+        ),
+        ("unused", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         (
@@ -126,8 +135,10 @@ def test_nonfinite_names_loss_and_gradients():
         ("fp16_underflow", "no_scaler", None, "has float16 gradients without a GradScaler", "without a GradScaler"),
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50 % exact zeros"),
         ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95 % exact zeros"),
+        ("fp16_underflow", "at_limit", 0.4, "go to zero", "40 % exact zeros in float16 gradients cut off at"),
         ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
         ("not_optimized", None, None, "is in no optimizer", "it receives gradients and never changes"),
+        ("never_cleared", None, None, "never has its gradient cleared", "each step uses the sum of all, seen at"),
     ],
 )
 def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
@@ -296,8 +307,9 @@ def test_nonfinite_says_what_was_first():
         ("vanished", "sporadic", "warning", None, "idle_for_long"),
         ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
-        ("unused", None, "warning", None, "never_used"),
-        ("unused", None, "warning", "not_optimized", "after_not_optimized"),
+        ("vanished", "not_in_graph", "warning", None, "not_in_graph"),
+        ("unused", "not_in_graph", "warning", None, "never_used"),
+        ("unused", "not_in_graph", "warning", "not_optimized", "after_not_optimized"),
         ("accumulation_loss", None, "critical", None, "lossy_sum"),
         ("accumulator", "low_precision_sum", "information", None, "low_precision_sum"),
         ("accumulator", "declared", "information", None, "other_dtype"),
@@ -307,8 +319,11 @@ def test_nonfinite_says_what_was_first():
         ("second_moments", None, "warning", None, "coarse_moments"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
+        ("fp16_underflow", "at_limit", "critical", None, "fp16_zeros"),
         ("clip_before_unscale", None, "warning", None, "scaled_clip"),
         ("not_optimized", None, "warning", None, "in_no_optimizer"),
+        ("never_cleared", None, "critical", None, "kept_gradients"),
+        ("explosion", None, "critical", "never_cleared", "after_never_cleared"),
     ],
 )
 def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
@@ -466,7 +481,7 @@ def test_gradients_that_became_exactly_zero_are_not_cut_off():
 
 def test_unused_layer_without_a_module_may_be_that_of_a_replaced_one():
     def unused(value=None):
-        return fired(0, rule="unused", evidence=None, value=value)
+        return fired(0, rule="unused", evidence="not_in_graph" if value is None else "multiplied_by_zero", value=value)
 
     assert scene(unused(), names=("group0.4", "head.weight")).code == "never_used_unnamed"
     assert scene(unused(), names=("group0.bias", "head.weight")).code == "never_used"
