@@ -170,7 +170,8 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "only_zeros": Cause(
         "Gradients reach the watched layers and have been exactly zero all along, so none of them learns. An "
-        "activation behind them is zero for every input, or weights that they are multiplied with are.",
+        "activation behind them is zero for every input, or weights that they are multiplied with are; or, in float16, "
+        "all of them are under its smallest number.",
         "factor",
     ),
     "idle_for_long": Cause(
@@ -181,6 +182,12 @@ CAUSES: Mapping[str, Cause] = {
     "frozen_by_script": Cause(
         "requires_grad was switched off for these layers: a stage of the training, as a rule. Nothing is wrong if "
         "that was meant.",
+        "meant",
+    ),
+    "handed_over": Cause(
+        "Similar layers, which had no gradient before, got theirs then: the training went on to another "
+        "domain, task or stage, as a rule. Gradients cannot tell that from two of them swapped by mistake. Nothing is "
+        "wrong if that was meant.",
         "meant",
     ),
     "never_used": Cause(

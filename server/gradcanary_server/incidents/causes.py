@@ -358,6 +358,8 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
     kinds = {member.evidence for member in members if member.until_step is None or not context.incident.firing}
     if kinds == {"by_script"}:
         return "frozen_by_script", []
+    if "handed_over" in kinds and kinds <= {"by_script", "handed_over"}:
+        return "handed_over", []
     if "never" in kinds:
         if all(member.value == 0 for member in members):
             is_float16 = any(layer.param_dtype == "float16" for layer in _named(context))

@@ -88,6 +88,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {were} frozen by the script {at}",
         "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
+    ("vanished", "handed_over"): Words(
+        "{count} handed {their} gradient over to similar layers {at}",
+        "{layers} had gradients before, and {none_or_zeros} {since}, when similar layers that had none got theirs",
+    ),
     ("unused", None): Words("{count} never had a gradient, {since}", _NEVER),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
@@ -127,6 +131,7 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
+    ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
@@ -257,8 +262,8 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     if incident.rule == "nonfinite":
         return {None if None not in members else "both" if layers else "loss": layers}
     if incident.rule == "scale_drop":
-        is_unknown = incident.severity == "warning" and any(each.evidence == "no_loss" for each in members.values())
-        return {"no_loss" if is_unknown else incident.severity: []}
+        kind = {"warning": "no_loss", "critical": "all_zeros"}.get(incident.severity, "")
+        return {kind if kind in {each.evidence for each in members.values()} else incident.severity: []}
     if incident.crash is not None:
         return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:

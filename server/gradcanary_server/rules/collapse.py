@@ -22,6 +22,7 @@ from gradcanary_server.rules.steps import (
     Span,
     Step,
     any_layer,
+    find_handed_over,
     find_zero_counts,
     first_true,
 )
@@ -112,6 +113,8 @@ class CollapseDetector(Detector):
             median = _median(np.where(is_omitted, np.nan, decades))[..., None]
             with np.errstate(invalid="ignore"):
                 fell &= (decades - median >= config.over_common) | np.isnan(median)
+        if fell.ndim == 1:  # of several steps some may be left
+            fell &= ~find_handed_over(self.state.activity, config, sample.every, fell & sample.zero)
         return self._votes(fell, sample, config.by_fall)
 
     def _vote_by_siblings(self, falls: Falls, common_fall: Floats, quartiles: Floats) -> Votes:
@@ -206,7 +209,9 @@ def _counted_layers(falls: Falls, config: LayerRules) -> tuple[Mask, Ints, Mask]
     living = np.count_nonzero(alive, axis=-1)
     have_baselines = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
     steps = sample.is_measured.shape[:-1]
-    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1), steps)
+    # A factor of zero leaves no gradient to layers that are too new to have a baseline.
+    is_factor = (number > 0) | ~(alive & np.isnan(baseline) & sample.is_measured & ~sample.zero).any(axis=-1)
+    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1) & is_factor, steps)
     return counted, np.broadcast_to(rank, steps), is_known
 
 

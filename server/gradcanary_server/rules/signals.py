@@ -33,9 +33,13 @@ SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = rang
 
 NEVER = 21
 """Evidence of vanished, too: no layer ever had a gradient."""
-WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
 
-MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
+HANDED_OVER, NEVER_BUT_ZERO = 29, 30
+"""Evidence of vanished: a layer lost its gradient in the step in which one like it gained its own; gradients reach the
+layers and are exactly zero in all of them, while the loss is not."""
+WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO]
+
+MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO]
 """Signals that fire until the layer has a gradient again."""
 
 NOT_OPTIMIZED = 22
@@ -44,7 +48,7 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-LAYER_SIGNALS = 25
+LAYER_SIGNALS = 31
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -73,8 +77,10 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "explosion": (Signal(EXPLOSION, None, WARNING),),
     "vanished": (
         Signal(BY_SCRIPT, "by_script", INFORMATION),
+        Signal(HANDED_OVER, "handed_over", INFORMATION),
         Signal(NEVER, "never", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
+        Signal(NEVER_BUT_ZERO, "never", CRITICAL),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
     "unused": (Signal(UNUSED, None, WARNING),),

@@ -29,6 +29,7 @@ Evidence = Literal[
     "stopped",
     "sporadic",
     "by_script",
+    "handed_over",
     "never",
     "declared",
     "low_precision_sum",
