@@ -54,7 +54,9 @@ class Evaluator:
         last = state.progress.last_step
         batch = SampleBatch.of(samples, len(launch.layers))
         losses = Losses.of(samples, max(last, state.progress.last_loss_step))
-        self.context = context = Context(state, launch, rules, config, batch, losses)
+        norms = samples.values.get("weight_norm")
+        norms = norms if norms is None else norms.reshape(batch.absmax.shape)
+        self.context = context = Context(state, launch, rules, config, batch, losses, norms)
         self.begin = int(np.searchsorted(batch.steps, last, side="right"))
         self._static = StaticFindings(context)
         if self.begin < len(batch.steps):

@@ -18,7 +18,9 @@ from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArray
 FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
 """Signals of a layer that any step may move. The first four are evidence of collapse. Each has its own count, so one
 kind of evidence says nothing about another."""
-COLLAPSE = slice(FALL, LATE + 1)
+STRAIGHT = 28
+"""Evidence of collapse, too: the gradient falls in one straight line of its logarithm, and no weights do."""
+COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT]
 
 REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
 """Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
@@ -70,6 +72,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "collapse": (
         Signal(LATE, "joined_late", INFORMATION),
         Signal(SIBLINGS, "siblings", WARNING),
+        Signal(STRAIGHT, "straight", WARNING),
         Signal(THRESHOLD, "threshold", CRITICAL),
         Signal(FALL, "fall", CRITICAL),
     ),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
-from gradcanary_server.rules.baselines import Baselines, InitialLevels
+from gradcanary_server.rules.baselines import Baselines, InitialLevels, Weights
 from gradcanary_server.rules.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
 from gradcanary_server.rules.types import (
@@ -109,6 +109,7 @@ class RuleState:
     accepted: Mask
     """bool[N]: layers with an accepted baseline; they are not compared with their siblings."""
     initial_levels: InitialLevels
+    weights: Weights
 
     @classmethod
     def empty(cls, layers: int = 0, observations: int = 0) -> RuleState:
@@ -128,6 +129,7 @@ class RuleState:
             resolve_after=np.zeros(layers, np.float32),
             accepted=np.zeros(layers, np.bool_),
             initial_levels=InitialLevels.none(layers),
+            weights=Weights.none(layers),
         )
 
     def copy(self) -> RuleState:
@@ -143,6 +145,7 @@ class RuleState:
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
             self.scores, self.initial_levels = self.scores.widen(layers), self.initial_levels.widen(layers)
             self.activity, self.precision = self.activity.widen(layers), self.precision.widen(layers)
+            self.weights = self.weights.widen(layers)
         if more > 0 or observations > len(self.baselines.block):
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -198,8 +201,10 @@ class RuleState:
         plain = (self.present, self.alive, self.below_threshold, self.shapes, self.resolve_after, baselines.level)
         idle = (activity.previous_hits, activity.longest_idle, activity.idle)
         since = (activity.idle_since, activity.frozen_by_script, activity.gained)
+        line = (baselines.blocks, baselines.begin, baselines.end, baselines.pace)
         often = (baselines.block, baselines.filled, activity.hits, activity.observed)
-        return (*plain, *idle, *since, *self.precision.arrays(), *self.initial_levels.arrays(), *often)
+        measured = (*self.precision.arrays(), *self.initial_levels.arrays(), *line, *self.weights.arrays())
+        return (*plain, *idle, *since, *measured, *often)
 
     @classmethod
     def unpack(cls, raw: bytes) -> RuleState:

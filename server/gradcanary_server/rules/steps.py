@@ -208,6 +208,8 @@ class Context:
     config: LayerRules
     batch: SampleBatch
     losses: Losses
+    weight_norms: NDArray[np.float32] | None
+    """Norms of the weights at each step, [n, L], NaN where not measured; None = of no layer."""
 
     def __post_init__(self) -> None:
         self.low: Mask = (self.batch.absmax < self.config.enter) & self.config.enabled

@@ -23,6 +23,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
 Evidence = Literal[
     "fall",
+    "straight",
     "siblings",
     "threshold",
     "joined_late",

@@ -60,7 +60,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
-    ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough to explain it\."),
+    ("scale_drop", "warning"): ("all gradients fell together", r"the loss did not fall enough to explain it\."),
     ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),
     ("scale_drop", "critical"): ("all gradients fell together", "and the loss did not fall"),
     ("scale_drop", "all_zeros"): ("all gradients fell together", "did not fall enough to explain that"),
