@@ -95,6 +95,12 @@ CAUSES: Mapping[str, Cause] = {
         "may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
     ),
+    "exponential_fall": Cause(
+        "Each step takes the same part of these gradients away, and no weights were measured that shrank like them: a "
+        "factor falls exponentially. It is an annealed loss weight, or weights that decay, or their part of the loss "
+        "is being learnt; gradients alone cannot tell which.",
+        "falling_factor",
+    ),
     "under_siblings": Cause(
         "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
         "gradients vanish with depth, or a gate or scale near zero stands before them.",
@@ -170,8 +176,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "only_zeros": Cause(
         "Gradients reach the watched layers and have been exactly zero all along, so none of them learns. An "
-        "activation behind them is zero for every input, or weights that they are multiplied with are; or, in float16, "
-        "all of them are under its smallest number.",
+        "activation behind them is zero for every input, or weights that they are multiplied with are.",
         "factor",
     ),
     "idle_for_long": Cause(

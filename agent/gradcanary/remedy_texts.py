@@ -41,6 +41,10 @@ _FACTOR = (
     "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
+_FALLING_FACTOR = (
+    "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights and "
+    "inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
+)
 _MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
@@ -120,6 +124,7 @@ TEXTS: Mapping[str, str] = {
     "small": _SMALL,
     "factor": _FACTOR,
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
+    "falling_factor": _FALLING_FACTOR,
     "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
@@ -148,6 +153,7 @@ CODE: Mapping[str, str] = {
     "optimizer_parameters": _PRINT_UNHELD,
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
+    "falling_factor": _PRINT_WEIGHTS,
     "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,

@@ -85,6 +85,8 @@ def in_turns(random: np.random.Generator, rows: int, layers: int) -> dict[str, n
     for stat in stats:
         some = random.choice([0, 0.02, 0.3, 0.7, 0.95, 1], (rows, layers))
         stats[stat] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), some, np.nan)
+    norms = 10.0 ** -random.integers(0, 4, (rows, layers))
+    stats["weight_norm"] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), norms, np.nan)
     stats["norm_ratio"] = np.where(np.isnan(stats["accumulation_error"]), np.nan, 1 - stats["accumulation_error"] / 2)
     return stats
 

@@ -59,7 +59,12 @@ _AFTER = {
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
 
 _CODES = {
-    "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
+    "collapse": {
+        "threshold": "under_threshold",
+        "straight": "exponential_fall",
+        "siblings": "under_siblings",
+        DEFAULT: "low_when_joined",
+    },
     "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
@@ -76,7 +81,15 @@ _CODES = {
 """Causes by rule and by evidence or severity; the first one counts."""
 
 _BY_SETTINGS = {
-    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
+    *(
+        "exponential_fall",
+        "lora_partner",
+        "whole_blocks",
+        "parameter_group",
+        "rate_jump",
+        "unknown_fall",
+        "common_fall",
+    ),
     *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
     *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all"),
     *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),

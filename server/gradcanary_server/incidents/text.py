@@ -63,6 +63,10 @@ _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer befo
 
 WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "fall"): Words("{count} collapsed {at}", "{layers} fell{from_to} {at}"),
+    ("collapse", "straight"): Words(
+        "{count} {have} gradients that fall exponentially {since}",
+        "{layers} fell{from_to} {at}, exponentially: each step took the same part away",
+    ),
     ("collapse", "threshold"): Words(
         "{count} went under the threshold given {at}",
         "{layers} went under the threshold given for {them}{absmax} {at}",

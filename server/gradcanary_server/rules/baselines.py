@@ -35,11 +35,11 @@ LEAST_PACE = 0.1
 LINE_SHARE = 0.25
 """Of its pace, by which a line may change. Over the 1.5 decades of a collapse, 1 / t changes its own twenty times."""
 
-LINE_NOISE = 0.05
-"""Decades, of the difference between two medians."""
+LINE_NOISE, PACE_NOISE = 0.1, 0.03
+"""Decades: twice the error of the difference of two such medians, and that of the present pace."""
 
-RECENT_SHARE = 0.25
-"""Weight of the newest block in the present pace: that of about the last four."""
+RECENT_SHARE = 0.5
+"""Weight of the newest block in the present pace: that of about the last two, half of the shortest line."""
 
 ON_LINE = 0.5
 """Decades that one observation may lie off its line: a batch seldom does more."""
@@ -72,7 +72,7 @@ class Baselines(LayerArrays):
         whole_pace = (begin - end) / between
         expected = end - pace * (0.5 + self.filled[columns] / lengths)
         with np.errstate(invalid="ignore"):
-            is_straight = np.abs(pace - whole_pace) <= LINE_SHARE * whole_pace
+            is_straight = np.abs(pace - whole_pace) <= LINE_SHARE * whole_pace + PACE_NOISE
             is_near = np.abs(expected - levels) <= ON_LINE
         straight: Mask = (self.blocks[columns] >= LINE_BLOCKS) & is_straight & is_near
         return straight
@@ -158,9 +158,9 @@ def _close(baselines: Baselines, layers: Ints, length: int) -> int:
     # The upper median of an even number: there is nothing between a value and an exact zero.
     # A row per layer, of four bytes: numpy selects among these several times faster.
     block = np.ascontiguousarray(baselines.block[:length, layers].T, np.int32)
-    median = np.partition(block, length // 2, axis=1)[:, length // 2]
+    middle = np.partition(block, length // 2, axis=1)[:, length // 2]
     # A layer that was exactly zero at its best has no baseline: zeros would be an infinite fall under it.
-    median = np.where(median > ZERO_LEVEL, median / 1000, np.nan).astype(np.float32)
+    median = np.where(middle > ZERO_LEVEL, middle / 1000, np.nan).astype(np.float32)
     _follow_line(baselines, layers, median)
     level = baselines.level[layers]
     rose = (median > level) | (np.isnan(level) & ~np.isnan(median))
@@ -168,7 +168,7 @@ def _close(baselines: Baselines, layers: Ints, length: int) -> int:
     return int(rose.sum())
 
 
-def _follow_line(baselines: Baselines, layers: Ints, median: Floats) -> None:
+def _follow_line(baselines: Baselines, layers: Ints, median: NDArray[np.float32]) -> None:
     """Add the median of a block of these layers to their lines, or begin new ones; one without a median has none."""
     blocks, begin, end = baselines.blocks[layers], baselines.begin[layers], baselines.end[layers]
     pace, fall = baselines.pace[layers], end - median

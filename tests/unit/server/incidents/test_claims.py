@@ -33,6 +33,7 @@ IDLE = re.compile(r"at least every ([\d,]+) sampled steps, and then none in ([\d
 
 MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("collapse", "fall"): ("collapsed", r"fell (from|to|at) "),
+    ("collapse", "straight"): ("gradients that fall exponentially", "exponentially: each step took the same part"),
     ("collapse", "threshold"): ("under the threshold", "under the threshold given for"),
     ("collapse", "siblings"): ("than similar layers", "than similar layers"),
     ("collapse", "joined_late"): ("already low when the run was joined", "already low .*when the run was joined"),

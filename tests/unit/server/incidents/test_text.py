@@ -97,6 +97,7 @@ def test_nonfinite_names_loss_and_gradients():
 @pytest.mark.parametrize(
     ("rule", "evidence", "value", "few", "words"),
     [
+        ("collapse", "straight", 6.1e-7, "has gradients that fall exponentially", "to 6.1e-7 at step 340, expo"),
         ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
         ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
         ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
@@ -290,6 +291,7 @@ def test_nonfinite_says_what_was_first():
     [
         ("collapse", "fall", "critical", "explosion", "after_explosion"),
         ("collapse", "fall", "critical", "vanished", "after_vanished"),
+        ("collapse", "straight", "warning", None, "exponential_fall"),
         ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
         ("explosion", None, "warning", None, "exploding"),
         ("explosion", None, "critical", None, "diverging"),

@@ -23,9 +23,10 @@ PARTS = {
     "ExplosionDetector": lambda state: (*state.initial_levels.arrays(), state.scores.score[EXPLOSION]),
     "ScaleDropDetector": lambda state: (
         *(state.alive, state.baselines.level, state.baselines.block, state.baselines.filled),
+        *(state.baselines.blocks, state.baselines.begin, state.baselines.end, state.baselines.pace),
         *(state.progress.last_small_step, state.progress.common_fall),
     ),
-    "CollapseDetector": lambda state: (state.below_threshold, state.scores.score[COLLAPSE]),
+    "CollapseDetector": lambda state: (state.below_threshold, state.scores.score[COLLAPSE], *state.weights.arrays()),
     "VanishedDetector": lambda state: (state.scores.score[WITHOUT_GRADIENT],),
     "PrecisionDetector": lambda state: (*state.precision.arrays(), state.scores.score[LOST:SUM_FINE]),
     "InVainDetector": lambda state: (state.scores.score[VAIN:], np.array(state.progress.unmoved.shares)),
