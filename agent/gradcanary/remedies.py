@@ -275,6 +275,17 @@ CAUSES: Mapping[str, Cause] = {
         "loss may still look fine, because it divides by the size of gradients.",
         "unscale_first",
     ),
+    "scale_fell": Cause(
+        "A GradScaler halves its scale after a step in which a gradient is not finite, and skips that step. It went on "
+        "doing so: gradients have grown, or an operation or weights make them infinite or NaN whatever the scale is.",
+        "nonfinite",
+    ),
+    "scale_too_low": Cause(
+        "The scale that should lift gradients over float16's smallest number has fallen so far that it does so no "
+        "longer: smaller ones are rounded to exactly zero. It fell because steps with gradients that are not finite "
+        "were skipped: look at the first of these.",
+        "nonfinite",
+    ),
     "fp16_overflow": Cause(
         "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite.",
         "fp16",

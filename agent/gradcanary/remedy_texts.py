@@ -42,8 +42,8 @@ _FACTOR = (
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
 _FALLING_FACTOR = (
-    "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights and "
-    "inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
+    "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights "
+    "and inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
 )
 _MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
 _CONVERGED = (

@@ -61,6 +61,7 @@ def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
         extra_state={(int(random.integers(rows)), int(random.integers(layers))): 5 for _ in range(3)},
         micro_steps=np.sort(random.choice([1, 8, 64], rows)).astype(np.int16) if draw(st.booleans()) else None,
         accumulators=draw(st.sampled_from([(), SUMS])),
+        scales=random.choice([np.nan, 0.5, 1.0, 64.0, 65_536.0, 65_536.0], rows) if draw(st.booleans()) else None,
         values=in_turns(random, rows, layers) if draw(st.booleans()) else {},
     )
 

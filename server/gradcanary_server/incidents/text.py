@@ -22,6 +22,7 @@ from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
+from gradcanary_server.incidents.setting_causes import scale_words
 from gradcanary_server.rules.signals import RULES
 from gradcanary_server.storage.schema import incident, is_of_incident
 
@@ -136,6 +137,7 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
     ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
+    ("loss_scale", None): Words("{scale_fell}", "{scale_fell}{scale_when}"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
@@ -265,6 +267,8 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     layers = [layer for layer in members if layer is not None]
     if incident.rule == "nonfinite":
         return {None if None not in members else "both" if layers else "loss": layers}
+    if incident.rule == "loss_scale":
+        return {None: []}
     if incident.rule == "scale_drop":
         kind = {"warning": "no_loss", "critical": "all_zeros"}.get(incident.severity, "")
         return {kind if kind in {each.evidence for each in members.values()} else incident.severity: []}
@@ -292,6 +296,8 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     }
     if incident.crash is not None:
         fields |= _crash_fields(incident.crash, next(iter(members)))
+    if incident.rule == "loss_scale":
+        fields["scale_fell"], fields["scale_when"] = scale_words(incident.scale_fall)
     if incident.rule == "scale_drop":
         decades = next((member.value for member in members if member.value is not None), None)
         fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"

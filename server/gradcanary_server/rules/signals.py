@@ -52,9 +52,9 @@ VAIN, VAIN_CLIPPED = 23, 24
 
 LAYER_SIGNALS = 31
 
-SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
+SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = range(4)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
-RUN_SIGNALS = 3
+RUN_SIGNALS = 4
 
 NOTHING = -1
 INFORMATION, WARNING, CRITICAL = range(len(SEVERITIES))
@@ -115,6 +115,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
 RUN_RULES: dict[str, Signal] = {
     "scale_drop": Signal(SCALE_DROP, None, INFORMATION),
     "nonfinite": Signal(NONFINITE_LOSS, None, CRITICAL),
+    "loss_scale": Signal(SCALE_FELL, None, WARNING),
 }
 """The signal of the whole run of each rule that has one. scale_drop has its severity in ``Progress.scale_severity``."""
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
 from gradcanary_server.rules.baselines import Baselines, InitialLevels, Weights
+from gradcanary_server.rules.loss_scale import NO_SCALER, Scaler
 from gradcanary_server.rules.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
 from gradcanary_server.rules.types import (
@@ -84,6 +85,7 @@ class Progress:
     last_rise: int = -1
     """The last step of this launch at which a learning rate rose; -1 = none yet."""
     unmoved: Unmoved = NOTHING_UNMOVED
+    scaler: Scaler = NO_SCALER
 
 
 @dataclass
@@ -182,6 +184,7 @@ class RuleState:
             "common_fall": astuple(progress.common_fall),
             "jumps": [astuple(jump) for jump in progress.jumps],
             "unmoved": astuple(progress.unmoved),
+            "scaler": astuple(progress.scaler),
         }
         values: dict[str, object] = {
             "progress": {**vars(progress), **lists},
@@ -239,6 +242,7 @@ def _progress(values: Mapping[str, Any]) -> Progress:
             **tuples,
             "jumps": jumps,
             "common_fall": CommonFall(*values["common_fall"]),
+            "scaler": Scaler(*values["scaler"]),
             "unmoved": Unmoved(tuple((int(layer), float(share)) for layer, share in shares), *rest),
         }
     )

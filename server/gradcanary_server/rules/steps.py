@@ -208,10 +208,12 @@ class Context:
     config: LayerRules
     batch: SampleBatch
     losses: Losses
-    weight_norms: NDArray[np.float32] | None
-    """Norms of the weights at each step, [n, L], NaN where not measured; None = of no layer."""
+    samples: Samples
 
     def __post_init__(self) -> None:
+        norms = self.samples.values.get("weight_norm")
+        self.weight_norms = norms if norms is None else norms.reshape(self.batch.absmax.shape)
+        """Norms of the weights at each step, float32[n, L], NaN where not measured; None = of no layer."""
         self.low: Mask = (self.batch.absmax < self.config.enter) & self.config.enabled
         """Layers under ``enter`` at each step, bool[n, L]."""
         self.is_low = any_layer(self.low)

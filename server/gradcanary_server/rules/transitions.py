@@ -132,6 +132,7 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
         value=value,
         evidence=_run_evidence(rule, severity, state, value),
         jumps=jumps,
+        scale_fall=state.progress.scaler.fall(evidence.step),
     )
 
 
@@ -169,6 +170,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         siblings=siblings,
         evidence=signal.evidence,
         jumps=_recent_jumps(state, since, evidence),
+        scale_fall=state.progress.scaler.fall(evidence.step),
     )
 
 

@@ -5,6 +5,7 @@ The reader shares no code with the writer: it knows what the words mean, and rea
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -15,7 +16,7 @@ from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.signals import RULES
-from gradcanary_server.rules.types import SEVERITIES
+from gradcanary_server.rules.types import SEVERITIES, ScaleFall
 
 NAMES = dict(enumerate("abcdefghijkl"))
 Members = dict[int | None, Member]
@@ -65,6 +66,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),
     ("scale_drop", "critical"): ("all gradients fell together", "and the loss did not fall"),
     ("scale_drop", "all_zeros"): ("all gradients fell together", "did not fall enough to explain that"),
+    ("loss_scale", None): ("the GradScaler's scale", "The GradScaler's scale"),
     ("silent", None): ("nothing heard since step", "Nothing was heard .* its last step was"),
     ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),
     ("stalled", None): ("no new step since step", "no step since step"),
@@ -276,6 +278,35 @@ def run_wide(rule: str, severity: str, **member: object) -> tuple[Incident, Memb
     incident = Incident(rule, 1, severity, "open", 500, 1_000_000.0, 480, 300)
     fields = {"value": None, "baseline": None, "siblings": None, "evidence": None, **member}
     return incident, {None: Member(severity, 480, **fields)}
+
+
+FALLS = st.builds(
+    ScaleFall,
+    st.none() | st.sampled_from([65_536.0, 1.0, 2.0**40]),
+    st.sampled_from([0.5, 2.0**-12, 64.0]),
+    st.just(480),
+    st.just(500),
+    st.none() | st.floats(0, 1),
+)
+
+
+@given(FALLS)
+def test_every_claim_about_a_scale_is_true(fall: ScaleFall) -> None:
+    incident, members = run_wide("loss_scale", "warning")
+    told = text.sentence(replace(incident, scale_fall=fall), members, NAMES)
+    head = text.headline(replace(incident, scale_fall=fall), members)
+    assert re.search(MEANINGS["loss_scale", None][1], told)
+    assert told.casefold().startswith(head.casefold())
+    found = re.search(rf"from {NUMBER} to {NUMBER} between steps ([\d,]+) and ([\d,]+)", told)
+    if fall.before is None:
+        assert re.search(r"is [\d.e-]+ at step 500\.$", told), told
+        return
+    assert found is not None, told
+    assert [value_of(each) for each in found.groups()] == pytest.approx([fall.before, fall.after, 480, 500], rel=1e-9)
+    share = SHARE.search(told)
+    assert bool(share) == (fall.skipped is not None), told
+    if share and fall.skipped is not None:
+        assert value_of(share[1]) == pytest.approx(100 * fall.skipped, rel=0.06, abs=0.01)
 
 
 OF_LOSS = {"warning": "no_loss", "critical": "all_zeros"}

@@ -1,6 +1,6 @@
 """Each detector leaves the same when it skips steps as when it observes them one by one."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ PARTS = {
         state.scores.score[SUM_FINE:VAIN],
     ),
     "NonfiniteDetector": lambda state: (state.scores.score[NONFINITE], state.of_run.score, state.progress.skipped),
+    "LossScaleDetector": lambda state: (state.of_run.score, np.array(astuple(state.progress.scaler), np.float64)),
     "ActivityTracker": lambda state: state.activity.arrays(),
     "ExplosionDetector": lambda state: (*state.initial_levels.arrays(), state.scores.score[EXPLOSION]),
     "ScaleDropDetector": lambda state: (
