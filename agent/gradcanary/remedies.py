@@ -95,6 +95,12 @@ CAUSES: Mapping[str, Cause] = {
         "may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
     ),
+    "exponential_fall": Cause(
+        "Each step takes the same part of these gradients away, and no weights were measured that shrank like them: a "
+        "factor falls exponentially. It is an annealed loss weight, or weights that decay, or their part of the loss "
+        "is being learnt; gradients alone cannot tell which.",
+        "falling_factor",
+    ),
     "under_siblings": Cause(
         "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
         "gradients vanish with depth, or a gate or scale near zero stands before them.",
@@ -195,6 +201,12 @@ CAUSES: Mapping[str, Cause] = {
         "that was meant.",
         "meant",
     ),
+    "handed_over": Cause(
+        "Similar layers, which had no gradient before, got theirs then: the training went on to another "
+        "domain, task or stage, as a rule. Gradients cannot tell that from two of them swapped by mistake. Nothing is "
+        "wrong if that was meant.",
+        "meant",
+    ),
     "never_used": Cause(
         "The optimizer holds these layers and the loss has not depended on them so far: a head that this task does not "
         "use, or a module that the forward pass does not call.",
@@ -284,6 +296,17 @@ CAUSES: Mapping[str, Cause] = {
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
         "loss may still look fine, because it divides by the size of gradients.",
         "unscale_first",
+    ),
+    "scale_fell": Cause(
+        "A GradScaler halves its scale after a step in which a gradient is not finite, and skips that step. It went on "
+        "doing so: gradients have grown, or an operation or weights make them infinite or NaN whatever the scale is.",
+        "nonfinite",
+    ),
+    "scale_too_low": Cause(
+        "The scale that should lift gradients over float16's smallest number has fallen so far that it does so no "
+        "longer: smaller ones are rounded to exactly zero. It fell because steps with gradients that are not finite "
+        "were skipped: look at the first of these.",
+        "nonfinite",
     ),
     "fp16_overflow": Cause(
         "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite.",

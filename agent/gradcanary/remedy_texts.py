@@ -50,6 +50,11 @@ _ZERO_FACTOR = (
     "What is exactly zero on purpose must change by itself: check that it is trainable and in the optimizer. Otherwise "
     "give it another value. Nothing is wrong if the loss should not depend on these parameters."
 )
+_FALLING_FACTOR = (
+    "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights "
+    "and inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
+)
+_MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
@@ -130,6 +135,8 @@ TEXTS: Mapping[str, str] = {
     "clear_gradients": _CLEAR_GRADIENTS,
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
     "zero_factor": _ZERO_FACTOR,
+    "falling_factor": _FALLING_FACTOR,
+    "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
     "diverging": _DIVERGING,
@@ -159,6 +166,8 @@ CODE: Mapping[str, str] = {
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "clear_gradients": "optimizer.step(); optimizer.zero_grad()",
     "zero_factor": _PRINT_HELD,
+    "falling_factor": _PRINT_WEIGHTS,
+    "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

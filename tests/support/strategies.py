@@ -62,6 +62,7 @@ def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
         extra_state={(int(random.integers(rows)), int(random.integers(layers))): 5 for _ in range(3)},
         micro_steps=np.sort(random.choice([1, 8, 64], rows)).astype(np.int16) if draw(st.booleans()) else None,
         accumulators=draw(st.sampled_from([(), SUMS])),
+        scales=random.choice([np.nan, 0.5, 1.0, 64.0, 65_536.0, 65_536.0], rows) if draw(st.booleans()) else None,
         values=in_turns(random, rows, layers) if draw(st.booleans()) else {},
     )
 
@@ -86,6 +87,8 @@ def in_turns(random: np.random.Generator, rows: int, layers: int) -> dict[str, n
     for stat in stats:
         some = random.choice([0, 0.02, 0.3, 0.7, 0.95, 1], (rows, layers))
         stats[stat] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), some, np.nan)
+    norms = 10.0 ** -random.integers(0, 4, (rows, layers))
+    stats["weight_norm"] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), norms, np.nan)
     stats["norm_ratio"] = np.where(np.isnan(stats["accumulation_error"]), np.nan, 1 - stats["accumulation_error"] / 2)
     return stats
 

@@ -26,6 +26,7 @@ from gradcanary_server.incidents.setting_causes import (
     find_momentum,
     find_tiny_clip,
     jump_lines,
+    scale_words,
 )
 from gradcanary_server.rules.layer_config import LORA_HALF
 
@@ -33,6 +34,7 @@ CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
     "crash": ("explosion", "nonfinite"),
     "explosion": ("never_cleared", "nonfinite"),
+    "loss_scale": ("nonfinite",),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "nonfinite"),
     "vanished": ("explosion", "nonfinite", "scale_drop"),
@@ -61,8 +63,14 @@ _AFTER = {
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
 
 _CODES = {
-    "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
+    "collapse": {
+        "threshold": "under_threshold",
+        "straight": "exponential_fall",
+        "siblings": "under_siblings",
+        DEFAULT: "low_when_joined",
+    },
     "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
+    "loss_scale": {DEFAULT: "scale_fell"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
@@ -79,12 +87,29 @@ _CODES = {
 """Causes by rule and by evidence or severity; the first one counts."""
 
 _BY_SETTINGS = {
-    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
+    *(
+        "exponential_fall",
+        "lora_partner",
+        "whole_blocks",
+        "parameter_group",
+        "rate_jump",
+        "unknown_fall",
+        "common_fall",
+    ),
     *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
     *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all"),
     *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),
 }
 """Causes that a setting explains better, if there is one: they name where it shows."""
+
+_BY_SCALE = {
+    **dict.fromkeys(("nonfinite_gradient", "fp16_overflow"), "scale_fell"),
+    **dict.fromkeys(("only_zeros", "became_zero", "fp16_zeros"), "scale_too_low"),
+}
+"""Causes that the fall of a GradScaler's scale explains better, and what it is then."""
+
+_SCALED = ("loss_scale", "nonfinite", "vanished", "scale_drop", "fp16_underflow")
+"""Rules of gradients that a scale makes infinite or zero."""
 
 _IN_VAIN = ("frozen", "in_vain")
 """Rules of weights that do not move."""
@@ -210,7 +235,8 @@ def likely_cause(context: CauseContext) -> LikelyCause:
         return _crash_cause(context, context.incident.crash)
     code, evidence = _cause(context)
     root = _setting_cause(context, code)
-    code = code if root is None else root.code
+    scale = _scale_lines(context)
+    code = (_BY_SCALE.get(code, code) if scale else code) if root is None else root.code
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
@@ -220,7 +246,7 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*_setting_lines(context, root), *evidence, *nearby, *_facts(context)),
+        evidence=(*scale, *_setting_lines(context, root), *evidence, *nearby, *_facts(context)),
         incidents=tuple(near.id for near in others),
     )
 
@@ -238,6 +264,12 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
         return found
     rises = [jump for jump in context.incident.lr_jumps if jump.after >= RISE * jump.before]
     return SettingCause("rate_rose", "lr", jump_lines(rises, configuration.groups)[0]) if rises else None
+
+
+def _scale_lines(context: CauseContext) -> list[str]:
+    """Return the sentence of a GradScaler's scale that had fallen when the incident opened."""
+    fall = context.incident.scale_fall
+    return [] if fall is None or context.incident.rule not in _SCALED else ["".join(scale_words(fall))]
 
 
 def _setting_lines(context: CauseContext, root: SettingCause | None) -> list[str]:
@@ -362,6 +394,8 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
         return "frozen_by_script", []
     if not kinds.isdisjoint(("not_in_graph", "multiplied_by_zero")):
         return ("not_in_graph" if _is_mostly_none(context) else "multiplied_by_zero"), _none_and_zero(context)
+    if "handed_over" in kinds and kinds <= {"by_script", "handed_over"}:
+        return "handed_over", []
     if "never" in kinds:
         if all(member.value == 0 for member in members):
             is_float16 = any(layer.param_dtype == "float16" for layer in _named(context))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gradcanary.wire import Crash
-from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, Severity, Transition
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, ScaleFall, Severity, Transition
 
 State = Literal["open", "resolved", "ended"]
 """Resolved is a recovery. Ended: the run ended, or was deleted, without one."""
@@ -61,7 +61,8 @@ class Incident:
     """An incident without its members; ``run_id`` and ``id`` are None before it is stored.
 
     ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired. ``lr_jumps`` are learning-rate
-    jumps shortly before; ``crash`` is the exception of the rule crash.
+    jumps shortly before, ``scale_fall`` the fall of a GradScaler's scale until then; ``crash`` is the exception of the
+    rule crash.
     """
 
     rule: str
@@ -81,6 +82,7 @@ class Incident:
     reopened_at: float | None = None
     acked: float | None = None
     lr_jumps: tuple[Jump, ...] = ()
+    scale_fall: ScaleFall | None = None
     crash: Crash | None = None
     run_id: int | None = None
     id: int | None = None
@@ -268,6 +270,7 @@ def _opened(change: Transition, context: TransitionContext) -> Incident:
         since_step=change.since_step,
         layers=context.layers,
         lr_jumps=change.jumps,
+        scale_fall=change.scale_fall,
     )
 
 

@@ -22,6 +22,7 @@ from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
+from gradcanary_server.incidents.setting_causes import scale_words
 from gradcanary_server.rules.signals import RULES
 from gradcanary_server.storage.schema import incident, is_of_incident
 
@@ -70,6 +71,10 @@ _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer befo
 
 WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "fall"): Words("{count} collapsed {at}", "{layers} fell{from_to} {at}"),
+    ("collapse", "straight"): Words(
+        "{count} {have} gradients that fall exponentially {since}",
+        "{layers} fell{from_to} {at}, exponentially: each step took the same part away",
+    ),
     ("collapse", "threshold"): Words(
         "{count} went under the threshold given {at}",
         "{layers} went under the threshold given for {them}{absmax} {at}",
@@ -99,6 +104,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("vanished", "multiplied_by_zero"): _ONLY_ZEROS,
     ("unused", "not_in_graph"): _UNREACHED,
     ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
+    ("vanished", "handed_over"): Words(
+        "{count} handed {their} gradient over to similar layers {at}",
+        "{layers} had gradients before, and {none_or_zeros} {since}, when similar layers that had none got theirs",
+    ),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
         "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
@@ -145,6 +154,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
+    ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
+    ("loss_scale", None): Words("{scale_fell}", "{scale_fell}{scale_when}"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
@@ -274,9 +285,11 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     layers = [layer for layer in members if layer is not None]
     if incident.rule == "nonfinite":
         return {None if None not in members else "both" if layers else "loss": layers}
+    if incident.rule == "loss_scale":
+        return {None: []}
     if incident.rule == "scale_drop":
-        is_unknown = incident.severity == "warning" and any(each.evidence == "no_loss" for each in members.values())
-        return {"no_loss" if is_unknown else incident.severity: []}
+        kind = {"warning": "no_loss", "critical": "all_zeros"}.get(incident.severity, "")
+        return {kind if kind in {each.evidence for each in members.values()} else incident.severity: []}
     if incident.crash is not None:
         return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:
@@ -301,6 +314,8 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     }
     if incident.crash is not None:
         fields |= _crash_fields(incident.crash, next(iter(members)))
+    if incident.rule == "loss_scale":
+        fields["scale_fell"], fields["scale_when"] = scale_words(incident.scale_fall)
     if incident.rule == "scale_drop":
         decades = next((member.value for member in members if member.value is not None), None)
         fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"

@@ -180,6 +180,8 @@ def to_samples(columns: Columns, groups: int) -> Samples:
         accumulators=columns.accumulators,
         loss_steps=loss_steps,
         loss=loss,
+        scales=_at_steps(columns, "scaler_scale"),
+        skipped_totals=_at_steps(columns, "skipped_total"),
     )
 
 
@@ -197,6 +199,17 @@ def _learning_rates(columns: Columns, groups: int) -> NDArray[np.float32]:
             _, rows, points = np.intersect1d(columns.steps, steps, assume_unique=True, return_indices=True)
             rates[rows, int(number)] = values[points]
     return rates
+
+
+def _at_steps(columns: Columns, name: str) -> NDArray[np.float64] | None:
+    """Return a metric at the sampled steps, NaN where it is unknown, None if it was never logged."""
+    steps, values = _untagged(columns, name)
+    if not len(steps):
+        return None
+    found = np.full(len(columns.steps), np.nan)
+    _, rows, points = np.intersect1d(columns.steps, steps, assume_unique=True, return_indices=True)
+    found[rows] = values[points]
+    return found
 
 
 def _untagged(columns: Columns, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradcanary_server.rules import signals
+from gradcanary_server.rules.baselines import block_lengths
 from gradcanary_server.rules.layer_config import LayerRules
 from gradcanary_server.rules.signals import INFORMATION, Vote
 from gradcanary_server.rules.steps import (
@@ -22,6 +23,7 @@ from gradcanary_server.rules.steps import (
     Span,
     Step,
     any_layer,
+    find_handed_over,
     find_zero_counts,
     first_true,
 )
@@ -29,6 +31,9 @@ from gradcanary_server.rules.types import Floats, Ints, Mask, Votes
 from gradcanary_server.rules.warmup import late_join_steps
 
 COMMON_QUANTILE = 0.05
+
+WEIGHTS_SHARE = 0.5
+"""Of the decades of a fall, by which weights fall that explain it: in a product of two, half of it is either's."""
 
 FEW = 4
 """With this many layers or fewer, all but one are not nearly all."""
@@ -41,6 +46,8 @@ class CollapseDetector(Detector):
         super().__init__(context)
         launch = context.launch
         self._has_threshold = bool(launch.absmax_below or launch.norm_below or self.config.has_threshold)
+        self._weight_norms = context.weight_norms
+        self._block_lengths = block_lengths(self.config.observations, context.batch.every)
         self._late_join_steps = late_join_steps(context.rules.grace, context.batch.every)
         if self._has_threshold:
             self.eventful = any_layer(self._vote_by_threshold(context.batch))
@@ -65,10 +72,15 @@ class CollapseDetector(Detector):
         rows = slice(span.begin, span.end)
         low, is_measured, columns = self.context.low[rows], self.context.batch.is_measured[rows], self.config.columns
         self.state.below_threshold[columns] = _last_measured(low, is_measured, self.state.below_threshold[columns])
+        if self._weight_norms is not None:
+            self.state.weights.observe(columns, self._weight_norms[rows])
 
     def observe(self, step: Step) -> Iterator[Vote]:
         sample, state, config = step.sample, self.state, self.config
         low = (sample.absmax < config.enter) & config.enabled
+        if self._weight_norms is not None:
+            row = int(np.searchsorted(self.context.batch.steps, sample.step))
+            state.weights.observe(config.columns, self._weight_norms[row : row + 1])
         if self._has_threshold:
             yield self.vote(signals.THRESHOLD, step, self._vote_by_threshold(sample))
         # On healthy steps no layer is low, and no score can move.
@@ -92,7 +104,10 @@ class CollapseDetector(Detector):
         # A layer that stays under ``exit`` never recovers: without this one bad step a month would add up.
         is_not_zero = sample.is_measured & ~sample.zero
         is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(step.common_fall)
-        yield self.vote(signals.FALL, step, self._vote_by_fall(falls, step.common_fall), decays=is_judged)
+        votes = self._vote_by_fall(falls, step.common_fall)
+        straight = self._falls_straight(falls, votes)
+        yield self.vote(signals.FALL, step, np.where(straight, np.minimum(votes, 0), votes), decays=is_judged)
+        yield self.vote(signals.STRAIGHT, step, np.where(straight, votes, np.minimum(votes, 0)), decays=is_judged)
         votes = self._vote_by_siblings(falls, step.common_fall, siblings)
         yield self.vote(signals.SIBLINGS, step, votes, decays=is_not_zero)
         yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)))
@@ -112,7 +127,24 @@ class CollapseDetector(Detector):
             median = _median(np.where(is_omitted, np.nan, decades))[..., None]
             with np.errstate(invalid="ignore"):
                 fell &= (decades - median >= config.over_common) | np.isnan(median)
+        if fell.ndim == 1:  # of several steps some may be left
+            fell &= ~find_handed_over(self.state.activity, config, sample.every, fell & sample.zero)
         return self._votes(fell, sample, config.by_fall)
+
+    def _falls_straight(self, falls: Falls, votes: Votes) -> Mask:
+        """Return the layers that fell, vote by vote, in one straight line while no weights fell half as far.
+
+        Weights that shrink are a fault, whatever the line is; an annealed factor in front of a loss is none. A layer
+        whose line has been told stays so when it ends, unless it is gone altogether.
+        """
+        fell, columns = votes > 0, self.config.columns
+        if not fell.any():
+            return fell
+        is_line = self.state.baselines.falls_straight(columns, falls.sample.level, self._block_lengths)
+        is_line |= self.state.scores.firing[signals.STRAIGHT, columns] & ~falls.sample.zero
+        is_line &= ~self.state.scores.firing[signals.FALL, columns]
+        straight: Mask = fell & is_line & (self.state.weights.largest_fall(columns) < WEIGHTS_SHARE * falls.decades)
+        return straight
 
     def _vote_by_siblings(self, falls: Falls, common_fall: Floats, quartiles: Floats) -> Votes:
         """Vote +1 where a layer is low and far under the upper quartile of its siblings, without a fall of its own.
@@ -206,7 +238,9 @@ def _counted_layers(falls: Falls, config: LayerRules) -> tuple[Mask, Ints, Mask]
     living = np.count_nonzero(alive, axis=-1)
     have_baselines = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
     steps = sample.is_measured.shape[:-1]
-    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1), steps)
+    # A factor of zero leaves no gradient to layers that are too new to have a baseline.
+    is_factor = (number > 0) | ~(alive & np.isnan(baseline) & sample.is_measured & ~sample.zero).any(axis=-1)
+    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1) & is_factor, steps)
     return counted, np.broadcast_to(rank, steps), is_known
 
 

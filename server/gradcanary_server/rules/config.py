@@ -229,6 +229,11 @@ class ClipBeforeUnscale(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class LossScale(Section):
+    """A GradScaler whose scale fell by 2^10 while it goes on to skip steps, or under 1."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class NotOptimized(Section):
     """Trainable parameters that receive gradients and that no optimizer holds: they never change."""
 
@@ -351,6 +356,7 @@ class Rules:
     second_moments: SecondMoments = field(default_factory=SecondMoments)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    loss_scale: LossScale = field(default_factory=LossScale)
     not_optimized: NotOptimized = field(default_factory=NotOptimized)
     never_cleared: NeverCleared = field(default_factory=NeverCleared)
     silent: Silent = field(default_factory=Silent)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -46,6 +47,10 @@ class LayerThresholds:
         return bool(self.enabled.any())
 
 
+Kind: TypeAlias = tuple[int, str, "str | None", int]
+"""What layers that are like each other share."""
+
+
 class Family(NamedTuple):
     """Siblings: ``members`` int64[k] are positions in the launch, ``least`` of them must be measured."""
 
@@ -62,6 +67,7 @@ class LayerRules:
     where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
     of each layer, -1 = none; ``is_half`` are float16 parameters; ``kind`` int64[L] is the same for layers with the same
     module class, shape and last part of the name, each half of LoRA pairs for itself; ``is_adapter`` are both halves.
+    ``facts`` are the layers.
     """
 
     columns: Ints
@@ -97,6 +103,7 @@ class LayerRules:
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
     never_cleared: LayerThresholds
+    facts: tuple[LayerFacts, ...]
 
     @cached_property
     def enter_level(self) -> Floats:
@@ -107,6 +114,19 @@ class LayerRules:
     def has_threshold(self) -> bool:
         """True if a layer is compared with a configured threshold."""
         return bool(self.by_threshold.any() or self.norm_below.any())
+
+    def like(self, position: int) -> Ints:
+        """Return the positions of the layers like one, without it: those that another block, domain or task has."""
+        kinds = [self._kinds[kind] for kind in _kinds_of(self.facts[position]) if kind in self._kinds]
+        return np.array(sorted({*chain.from_iterable(kinds)} - {position}), np.int64)
+
+    @cached_property
+    def _kinds(self) -> Mapping[Kind, Sequence[int]]:
+        kinds: dict[Kind, list[int]] = defaultdict(list)
+        for position, layer in enumerate(self.facts):
+            for kind in _kinds_of(layer):
+                kinds[kind].append(position)
+        return {kind: positions for kind, positions in kinds.items() if len(positions) > 1}
 
 
 def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
@@ -176,6 +196,7 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
         group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
         is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
+        facts=layers,
         kind=_kinds(layers, halves),
         is_adapter=np.array([half != "" for half in halves], np.bool_) & ({"A", "B"} <= set(halves)),
         **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
@@ -218,3 +239,16 @@ def _families(layers: tuple[LayerFacts, ...], sections: list[Collapse]) -> tuple
         for positions in siblings.values()
     )
     return tuple(family for family in families if len(family.members) >= family.least)
+
+
+def _kinds_of(layer: LayerFacts) -> Iterator[Kind]:
+    """Yield what layers like this one share: the name but for its numbers, or but for one part of it.
+
+    So ``heads.0.weight`` is like ``heads.1.weight``, and ``domains.news.head.weight`` like ``domains.law.head.weight``.
+    Heads of two tasks may differ in size, so the number of dimensions counts and not the shape. The last part is the
+    parameter's own name, except in a dict of parameters.
+    """
+    of_class, dimensions, parts = layer.module_class, len(layer.shape), layer.name.split(".")
+    yield -1, _DIGITS.sub("#", layer.name), of_class, dimensions
+    for place in range(len(parts) - (of_class != "ParameterDict")):
+        yield place, ".".join([*parts[:place], *parts[place + 1 :]]), of_class, dimensions

@@ -97,6 +97,7 @@ def test_nonfinite_names_loss_and_gradients():
 @pytest.mark.parametrize(
     ("rule", "evidence", "value", "few", "words"),
     [
+        ("collapse", "straight", 6.1e-7, "has gradients that fall exponentially", "to 6.1e-7 at step 340, expo"),
         ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
         ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
         ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
@@ -112,6 +113,7 @@ def test_nonfinite_names_loss_and_gradients():
             "trainable and never had a gradient: no backward pass",
         ),
         ("unused", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
+        ("vanished", "handed_over", None, "handed its gradient over", "and none since step 340, when similar layers"),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         (
@@ -300,6 +302,7 @@ def test_nonfinite_says_what_was_first():
     [
         ("collapse", "fall", "critical", "explosion", "after_explosion"),
         ("collapse", "fall", "critical", "vanished", "after_vanished"),
+        ("collapse", "straight", "warning", None, "exponential_fall"),
         ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
         ("explosion", None, "warning", None, "exploding"),
         ("explosion", None, "critical", None, "diverging"),
@@ -307,6 +310,7 @@ def test_nonfinite_says_what_was_first():
         ("vanished", "sporadic", "warning", None, "idle_for_long"),
         ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
+        ("vanished", "handed_over", "information", None, "handed_over"),
         ("vanished", "not_in_graph", "warning", None, "not_in_graph"),
         ("unused", "not_in_graph", "warning", None, "never_used"),
         ("unused", "not_in_graph", "warning", "not_optimized", "after_not_optimized"),

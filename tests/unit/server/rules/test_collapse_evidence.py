@@ -188,3 +188,74 @@ def test_a_rate_that_jumped_a_sample_before_is_told_however_few_are_sampled():
     rates[149:] = 1e-2
     (change,) = run(Trace(absmax, lr=rates, every=1000))[1]
     assert [jump.step for jump in change.jumps] == [149_000]
+
+
+def falling(factors, begin: int = 120, rows: int = 1_200, layers=(6, 7), noise: float = 0.1) -> np.ndarray:
+    """Gradients of which those of some layers are multiplied by a factor that depends on the steps since ``begin``."""
+    absmax = healthy(rows)
+    absmax *= 10 ** np.random.default_rng(1).normal(0, noise, absmax.shape)
+    absmax[:, layers] *= factors(np.maximum(np.arange(rows) - begin, 0))[:, None]
+    return absmax
+
+
+def evidence(changes) -> set[tuple[int | None, str, str | None]]:
+    return {(each.layer, each.severity, each.evidence) for each in changes if each.evidence != "siblings"}
+
+
+def annealed(rate: float):
+    return lambda steps: rate**steps
+
+
+@pytest.mark.parametrize("begin", [0, 120, 333])
+@pytest.mark.parametrize("rate", [0.98, 0.985, 0.99])
+def test_a_fall_in_one_straight_line_for_hundreds_of_steps_is_a_warning(rate, begin):
+    _, changes = run(Trace(falling(annealed(rate), begin)))
+    assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
+
+
+def test_a_straight_line_is_seen_where_few_steps_are_sampled():
+    _, changes = run(Trace(falling(annealed(0.95), rows=500), every=10))
+    assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        lambda steps: np.where(steps > 0, 1e-3, 1.0),
+        annealed(0.9),  # what dies in 50 steps
+        lambda steps: 1 / (1 + steps) ** 1.5,
+        lambda steps: 10.0 ** -((steps / 150) ** 2),
+        lambda steps: 0.995**steps * np.where(steps > 300, 1e-4, 1.0),
+    ],
+)
+def test_what_falls_at_once_or_on_a_curve_or_off_its_line_is_critical(factors):
+    _, changes = run(Trace(falling(factors)))
+    assert evidence(changes) == {(6, "critical", "fall"), (7, "critical", "fall")}
+
+
+def shrinking(rate: float, share: float, rows: int = 1_200) -> np.ndarray:
+    """The norms of the weights of layer 8, measured in turns, that shrink at a share of the pace."""
+    norms = np.full((rows, 16), np.nan)
+    norms[::8, 8] = (rate**share) ** np.maximum(np.arange(rows) - 120, 0)[::8]
+    norms[::8, 9] = 3.0
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"), [(1.0, "critical"), (0.6, "critical"), (0.0, "warning"), (0.1, "warning")]
+)
+def test_weights_that_shrink_in_the_same_line_make_it_critical(share, severity):
+    trace = Trace(falling(annealed(0.98)), values={"weight_norm": shrinking(0.98, share)})
+    for cuts in ((), (130, 301)):
+        _, changes = run(trace, cuts=cuts)
+        assert {(each.layer, each.severity) for each in changes} == {(6, severity), (7, severity)}
+
+
+def test_a_line_that_ends_low_stays_a_warning_and_a_recovery_ends_it():
+    absmax = falling(lambda steps: 0.98 ** np.minimum(steps, 260))
+    absmax[1_000:, 6:8] = 5e-3
+    _, changes = run(Trace(absmax))
+    assert [(each.kind, each.severity) for each in changes if each.layer == 6] == [
+        ("fired", "warning"),
+        ("resolved", "warning"),
+    ]
