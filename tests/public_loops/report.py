@@ -1,4 +1,4 @@
-"""``make public-loops``: loops of other projects, unchanged and with faults, under ``gradcanary run`` and default rules.
+"""``make public-loops``: training loops of other projects, unchanged and with faults, under default rules.
 
 Needs checkouts of nanoGPT and diffusers, which it leaves as they are; Hugging Face's Trainer is the installed one. Each
 healthy loop runs 2,000 steps: no message and no incident of warning or above may come of it. Each fault has to be named
@@ -17,9 +17,8 @@ from pathlib import Path
 from gradcanary.demo.processes import Collector, new_secret
 from gradcanary.demo.story import Receiver
 from public_loops import inputs
-from public_loops.jobs import Job, command, lora_jobs, nanogpt_jobs, trainer_jobs
+from public_loops.jobs import Job, lay_out, read_jobs
 
-JOBS = (*nanogpt_jobs(), *trainer_jobs(), *lora_jobs())
 SOON = 300
 """Steps within which a fault has to be named."""
 GATHERED_S = 15.0
@@ -31,18 +30,21 @@ CLONE = """Give the folders of two checkouts, --nanogpt and --diffusers (or NANO
 
 def train(job: Job, folder: Path, sources: dict[str, Path], url: str) -> str:
     """Run a training to its end; return its length, and its status if that is not 0."""
-    words = command(job, folder / job.run, sources, folder / "inputs")
+    words = lay_out(job, folder / job.name, sources, folder / "inputs")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("GRADCANARY_")},
-        **{"GRADCANARY_URL": url, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+        "GRADCANARY_URL": url,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
     }
     began = time.monotonic()
-    with (folder / f"{job.run}.log").open("w") as log:
+    with (folder / f"{job.name}.log").open("w") as log:
         if job.loop == "nanogpt":
             prepare = [sys.executable, "data/shakespeare_char/prepare.py"]
-            subprocess.run(prepare, cwd=folder / job.run, stdout=log, check=True)
-        watched = [str(Path(sys.executable).with_name("gradcanary")), "run", "--run", job.run, *words]
-        ended = subprocess.run(watched, cwd=folder / job.run, env=environment, stdout=log, stderr=log, check=False)
+            subprocess.run(prepare, cwd=folder / job.name, stdout=log, check=True)
+        watched = [str(Path(sys.executable).with_name("gradcanary")), "run", "--run", job.name, *words]
+        ended = subprocess.run(watched, cwd=folder / job.name, env=environment, stdout=log, stderr=log, check=False)
     status = f", status {ended.returncode}" if ended.returncode else ""
     return f"{time.monotonic() - began:.0f} s{status}"
 
@@ -59,7 +61,7 @@ def judge(job: Job, incidents: list[dict], messages: int) -> str:
 def report(job: Job, length: str, incidents: list[dict], told: list[str]) -> bool:
     """Print what was said of a training; return True if it is right."""
     wrong = judge(job, incidents, len(told))
-    print(f"{job.run}: {wrong or 'right'} ({length}; {len(told)} messages)")
+    print(f"{job.name}: {wrong or 'right'} ({length}; {len(told)} messages)")
     for each in incidents:
         layers = [layer["name"] for layer in each["layers"]]
         cause = f"{each['likely_cause']['code']}: {each['likely_cause']['text']}"
@@ -79,7 +81,7 @@ def main() -> int:
     parser.add_argument("--diffusers", type=Path, default=os.environ.get("DIFFUSERS"))
     parser.add_argument("--folder", type=Path, help="a new folder that is kept: logs, and the collector's data")
     arguments = parser.parse_args()
-    chosen = [job for job in JOBS if not arguments.jobs or job.run.startswith(tuple(arguments.jobs))]
+    chosen = [job for job in read_jobs() if not arguments.jobs or job.name.startswith(tuple(arguments.jobs))]
     sources = {"nanogpt": arguments.nanogpt, "diffusers": arguments.diffusers}
     if not all(sources.values()):
         parser.error(CLONE)
@@ -94,9 +96,9 @@ def main() -> int:
         for job in chosen:
             length = train(job, folder, sources, collector.url)
             time.sleep(GATHERED_S)
-            found = collector.read(f"/incidents?run={job.run}")["incidents"]
+            found = collector.read(f"/incidents?run={job.name}")["incidents"]
             incidents = [collector.read(f"/incidents/{each['id']}") for each in found]
-            told = [each.content["type"] for each in receiver.messages if each.data["run"] == job.run]
+            told = [each.content["type"] for each in receiver.messages if each.data["run"] == job.name]
             right &= report(job, length, incidents, told)
     return int(not right)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
-LENGTH = 64
+LENGTH = 32
 
 set_seed(0)
 text = torch.tensor(list(Path(sys.argv[1]).read_bytes()))
@@ -18,7 +18,7 @@ model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=64
 arguments = TrainingArguments(
     output_dir="out",
     max_steps=int(sys.argv[2]),
-    per_device_train_batch_size=8,
+    per_device_train_batch_size=4,
     learning_rate=1e-3,
     warmup_steps=100,
     logging_steps=50,
