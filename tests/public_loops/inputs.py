@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
@@ -78,7 +79,7 @@ def write_pipeline(folder: Path) -> None:
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
     )
-    parts = {
+    parts: dict[str, Any] = {
         "tokenizer": CLIPTokenizer(tokens, [], model_max_length=16),
         "text_encoder": CLIPTextModel(text_config),
         "vae": vae,

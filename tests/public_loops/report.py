@@ -13,6 +13,7 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from gradcanary.demo.processes import Collector, new_secret
 from gradcanary.demo.story import Receiver
@@ -25,11 +26,11 @@ GATHERED_S = 15.0
 """A message is gathered for 10 s."""
 CLONE = """Give the folders of two checkouts, --nanogpt and --diffusers (or NANOGPT and DIFFUSERS):
   git clone https://github.com/karpathy/nanoGPT
-  git clone --branch v0.40.0 https://github.com/huggingface/diffusers"""
+  git clone https://github.com/huggingface/diffusers"""
 
 
-def train(job: Job, folder: Path, sources: dict[str, Path], url: str) -> str:
-    """Run a training to its end; return its length, and its status if that is not 0."""
+def train(job: Job, folder: Path, sources: dict[str, Path], url: str) -> int:
+    """Run a training to its end and return its exit status."""
     words = lay_out(job, folder / job.name, sources, folder / "inputs")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("GRADCANARY_")},
@@ -38,19 +39,18 @@ def train(job: Job, folder: Path, sources: dict[str, Path], url: str) -> str:
         "HF_HOME": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
     }
-    began = time.monotonic()
     with (folder / f"{job.name}.log").open("w") as log:
         if job.loop == "nanogpt":
             prepare = [sys.executable, "data/shakespeare_char/prepare.py"]
             subprocess.run(prepare, cwd=folder / job.name, stdout=log, check=True)
         watched = [str(Path(sys.executable).with_name("gradcanary")), "run", "--run", job.name, *words]
-        ended = subprocess.run(watched, cwd=folder / job.name, env=environment, stdout=log, stderr=log, check=False)
-    status = f", status {ended.returncode}" if ended.returncode else ""
-    return f"{time.monotonic() - began:.0f} s{status}"
+        return subprocess.run(watched, cwd=folder / job.name, env=environment, stdout=log, stderr=log).returncode
 
 
-def judge(job: Job, incidents: list[dict], messages: int) -> str:
+def judge(job: Job, status: int, incidents: list[dict[str, Any]], messages: int) -> str:
     """Return what is wrong, or an empty text."""
+    if status:
+        return f"the training ended with status {status}"
     if not job.rules:
         alarms = [each["rule"] for each in incidents if each["severity"] != "information"]
         return f"not quiet: {messages} messages, {alarms}" if messages or alarms else ""
@@ -58,17 +58,13 @@ def judge(job: Job, incidents: list[dict], messages: int) -> str:
     return "" if any(0 <= delay <= SOON for delay in delays) else f"not named by {' or '.join(job.rules)}"
 
 
-def report(job: Job, length: str, incidents: list[dict], told: list[str]) -> bool:
+def report(job: Job, status: int, incidents: list[dict[str, Any]], messages: int) -> bool:
     """Print what was said of a training; return True if it is right."""
-    wrong = judge(job, incidents, len(told))
-    print(f"{job.name}: {wrong or 'right'} ({length}; {len(told)} messages)")
+    wrong = judge(job, status, incidents, messages)
+    print(f"{job.name}: {wrong or 'right'} ({messages} messages)")
     for each in incidents:
-        layers = [layer["name"] for layer in each["layers"]]
-        cause = f"{each['likely_cause']['code']}: {each['likely_cause']['text']}"
-        after = each["opened_step"] - job.step
-        print(
-            f"  {each['rule']} ({each['severity']}), {after} steps after the fault, {len(layers)} parameters; {cause}"
-        )
+        print(f"  {each['rule']} ({each['severity']}) at +{each['opened_step'] - job.step}: {each['summary']}")
+        print(f"    cause {each['likely_cause']['code']}: {each['likely_cause']['text']}")
     sys.stdout.flush()
     return not wrong
 
@@ -94,12 +90,12 @@ def main() -> int:
     ):
         right = True
         for job in chosen:
-            length = train(job, folder, sources, collector.url)
+            status = train(job, folder, sources, collector.url)
             time.sleep(GATHERED_S)
             found = collector.read(f"/incidents?run={job.name}")["incidents"]
             incidents = [collector.read(f"/incidents/{each['id']}") for each in found]
-            told = [each.content["type"] for each in receiver.messages if each.data["run"] == job.name]
-            right &= report(job, length, incidents, told)
+            messages = sum(each.data["run"] == job.name for each in receiver.messages)
+            right &= report(job, status, incidents, messages)
     return int(not right)
 
 
