@@ -75,7 +75,7 @@ _CODES = {
     "accumulation_loss": {DEFAULT: "lossy_sum"},
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
-    "in_vain": {"clipped": "clip_limit", DEFAULT: "in_vain"},
+    "in_vain": {DEFAULT: "in_vain"},
     "second_moments": {DEFAULT: "coarse_moments"},
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},

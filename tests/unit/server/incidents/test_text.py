@@ -319,7 +319,7 @@ def test_nonfinite_says_what_was_first():
         ("accumulator", "declared", "information", None, "other_dtype"),
         ("frozen", "measured", "warning", None, "coarse_weights"),
         ("in_vain", "rounded", "critical", None, "in_vain"),
-        ("in_vain", "clipped", "critical", None, "clip_limit"),
+        ("in_vain", "clipped", "critical", None, "in_vain"),
         ("second_moments", None, "warning", None, "coarse_moments"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
@@ -447,12 +447,14 @@ def test_root_cause_of_an_explosion_is_the_rate_that_rose():
     assert doubled.code == "diverging"
 
 
-def test_root_cause_of_weights_that_stand_still_is_the_clip():
-    clip = wire.Setting(20, None, (), "max_norm", 1e-9)
-    cause = explained(fired(0, rule="frozen", evidence="forecast"), settings=(clip,), norm=0.7)
-    assert cause.code == "clip_limit"
-    assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
-    assert explained(fired(0, rule="frozen", evidence="forecast"), norm=0.7).code == "coarse_weights"
+def test_root_cause_of_weights_that_stand_still_is_a_clip_that_leaves_next_to_nothing():
+    tiny, usual = (wire.Setting(20, None, (), "max_norm", limit) for limit in (1e-9, 1.0))
+    for rule, evidence, without in (("frozen", "forecast", "coarse_weights"), ("in_vain", "clipped", "in_vain")):
+        cause = explained(fired(0, rule=rule, evidence=evidence), settings=(tiny,), norm=0.7)
+        assert cause.code == "clip_limit"
+        assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
+        for settings in ((), (usual,)):
+            assert explained(fired(0, rule=rule, evidence=evidence), settings=settings, norm=2.7).code == without
 
 
 def test_settings_explain_nothing_that_the_script_did():
