@@ -29,7 +29,7 @@ from support.traces import ACCUMULATED, POST_CLIP, Trace, healthy, launch, lora
 
 # Short counts, so that short streams come to everything.
 QUICK = Rules(
-    collapse=Collapse(baseline_observations=5, fire_after_steps=6, resolve_after_steps=12),
+    collapse=Collapse(baseline_observations=5, siblings_min=3, fire_after_steps=6, resolve_after_steps=12),
     grace=Grace(steps=5, max_steps=20),
     nonfinite=Nonfinite(skipped_in_row=3),
     vanished=Vanished(observations=8, fire_after_steps=6, rare_factor=2),

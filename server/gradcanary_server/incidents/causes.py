@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import FROZEN_PARAMETERS, Crash, Fact
-from gradcanary.wording import percent
+from gradcanary.wording import number, percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
     NEAR_STEPS,
@@ -48,6 +49,9 @@ CAUSE_RULES = ("explosion", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3
+
+LEAST_ROW = 6
+"""Layers in a row whose gradients shrink from one to the next: by chance one row of 360 does."""
 
 _COMPARED = {"collapse": ("fall",), "vanished": ("stopped",)}
 """Evidence by rule for which members are compared with all other layers."""
@@ -114,6 +118,7 @@ _SCALED = ("loss_scale", "nonfinite", "vanished", "scale_drop", "fp16_underflow"
 _IN_VAIN = ("frozen", "in_vain")
 """Rules of weights that do not move."""
 
+_DIGITS = re.compile(r"\d+")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 _POSITION = re.compile(r"group\d+\.\d+")
 """The name of a layer that the optimizer holds and no module has."""
@@ -293,8 +298,9 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
     if rule in _SEARCHED:
         return _SEARCHED[rule](context)
     keys = {context.incident.severity, *kinds, DEFAULT}
-    evidence = _largest_loss(context) if rule == "accumulation_loss" else []
-    return next(code for key, code in _CODES[rule].items() if key in keys), evidence
+    code = next(code for key, code in _CODES[rule].items() if key in keys)
+    search = {"lossy_sum": _largest_loss, "under_siblings": _depth}.get(code)
+    return code, [] if search is None else search(context)
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:
@@ -330,10 +336,10 @@ def _other_half(name: str, half: str) -> str:
 def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:
     """Return evidence that the incident covers whole blocks of two or more layers, and not all of them."""
     by_block: dict[str, set[int]] = {}
-    for number, layer in context.layers.items():
+    for layer_no, layer in context.layers.items():
         match = _BLOCK.search(layer.name)
         if match:
-            by_block.setdefault(match[0], set()).add(number)
+            by_block.setdefault(match[0], set()).add(layer_no)
     hit = {block: layers for block, layers in by_block.items() if layers & context.named}
     covered = set[int]().union(*hit.values())
     if not hit or len(hit) == len(by_block) or covered != context.named or min(map(len, hit.values())) < 2:
@@ -344,11 +350,28 @@ def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:
 def _group(context: CauseContext) -> list[str]:
     """Return evidence that exactly one of several parameter groups collapsed."""
     groups: dict[int | None, set[int]] = {}
-    for number, layer in context.layers.items():
-        groups.setdefault(layer.group, set()).add(number)
+    for layer_no, layer in context.layers.items():
+        groups.setdefault(layer.group, set()).add(layer_no)
     for group, layers in groups.items():
         if group is not None and len(groups) > 1 and layers == context.named:
             return [f"they are parameter group {group}, whole, and no layer of another group"]
+    return []
+
+
+def _depth(context: CauseContext) -> list[str]:
+    """Return evidence that gradients shrink from one to the next of the layers that differ in their numbers only."""
+    rows: dict[str, list[tuple[list[int], str, float]]] = {}
+    for layer, member in context.members.items():
+        name = "" if layer is None or layer not in context.layers else context.layers[layer].name
+        if name and member.evidence == "siblings" and member.value is not None:
+            place = [int(digits) for digits in _DIGITS.findall(name)]
+            rows.setdefault(_DIGITS.sub("#", name), []).append((place, name, member.value))
+    for row in filter(lambda row: len(row) >= LEAST_ROW, rows.values()):
+        values = [value for *_, value in sorted(row)]
+        if values in (sorted(values), sorted(values, reverse=True)):
+            largest, smallest = (each(row, key=itemgetter(2)) for each in (max, min))
+            spans = " to ".join(f"{number(value)} in {name}" for _, name, value in (largest, smallest))
+            return [f"gradients shrink from layer to layer, from {spans}"]
     return []
 
 
@@ -359,7 +382,7 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     loss = context.members.get(None)
     if loss is not None and loss.evidence == "loss_rose":
         return "loss_diverged", []
-    layers = [member.since_step for number, member in context.members.items() if number is not None]
+    layers = [member.since_step for layer, member in context.members.items() if layer is not None]
     if loss is None:
         return "nonfinite_gradient", []
     # Of steps that a scaler skips the loss counts from the one at which they are too many.
@@ -437,7 +460,7 @@ def _largest_loss(context: CauseContext) -> list[str]:
 
 
 def _named(context: CauseContext) -> list[LayerInfo]:
-    return [context.layers[number] for number in sorted(context.named) if number in context.layers]
+    return [context.layers[layer] for layer in sorted(context.named) if layer in context.layers]
 
 
 def _facts(context: CauseContext) -> list[str]:

@@ -90,7 +90,7 @@ class Collapse(Section):
     """L2 norm under which a layer fires without evidence; None = no such threshold."""
     siblings_min: Count = 4
     siblings_decades: Decades = 2.0
-    """Decades under the upper quartile of the siblings."""
+    """Decades under the upper quartile of the siblings, or under the best but one where most of them are sick."""
     fire_after_steps: Count = 20
     resolve_after_steps: Count = 100
 

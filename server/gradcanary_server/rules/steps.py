@@ -288,7 +288,7 @@ class Step:
     """One step and the results of earlier detectors at it.
 
     ``exploding`` bool[L] are layers that set no baseline now; ``common_fall`` is the decades that all layers fell, NaN
-    while unknown; ``siblings`` float64[L] is the upper quartile of each layer's siblings, NaN = unknown;
+    while unknown; ``siblings`` float64[L] is the level of each layer's siblings, NaN = unknown;
     ``has_changed`` is True if something fires, or has another severity, without a vote.
     """
 

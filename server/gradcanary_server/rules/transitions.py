@@ -36,7 +36,7 @@ class FiringSet:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Measurements of a step: ``absmax`` and ``siblings`` (the upper quartile of each layer's) belong to the layers at
+    """Measurements of a step: ``absmax`` and ``siblings`` (the level of each layer's) belong to the layers at
     ``columns``, NaN = unknown; ``common_fall`` is the decades that all layers fell.
     """
 

@@ -267,6 +267,19 @@ def test_whole_blocks_and_whole_groups_are_seen():
     assert scene(fired(0), fired(7), names=plain).code == "unknown_fall"
 
 
+def test_gradients_that_shrink_with_depth_are_seen():
+    row = tuple(f"{place}.0.weight" for place in range(12))
+    far = [
+        Transition(70, "collapse", place, "fired", "warning", 50, 10.0 ** (place - 15), None, 1e-3, "siblings")
+        for place in range(9)
+    ]
+    lines = ("gradients shrink from layer to layer, from 1e-7 in 8.0.weight to 1e-15 in 0.0.weight",)
+    assert scene(*far, names=row).evidence == lines
+    assert scene(*far[::-1], names=row).evidence == lines
+    assert scene(*far[:5], names=row).evidence == (), "too few to be a row"
+    assert scene(*far[:4], replace(far[4], value=1e-9), *far[5:], names=row).evidence == ()
+
+
 def test_earlier_cause_comes_first():
     near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
     cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
