@@ -1,7 +1,7 @@
 /* The address: what is chosen on a page is its query. Controls write it and follow it; links that scripts draw lead on as
    Dash's own do. */
 {
-  const { move, onMove, onChange } = window.gradcanary;
+  const { move, on, onMove, onChange } = window.gradcanary;
   const CONTROLS = "select[data-key], button[data-key], .field[data-key]";
   const TYPED_MS = 300; // after the last letter
 
@@ -34,10 +34,10 @@
     window.scrollTo(0, 0);
   }
 
-  document.addEventListener("click", (event) => {
-    if (event.target.closest(".pages a")) window.scrollTo(0, 0); // the same page of the dashboard, another one of its list
-    const link = event.target.closest("a[data-way], tbody a.layer");
-    if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  on("click", ".pages a", () => window.scrollTo(0, 0)); // the same page of the dashboard, another one of its list
+
+  on("click", "a[data-way], tbody a.layer", (link, event) => {
+    if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
     open(link.href);
   });
@@ -58,22 +58,14 @@
     go({ ...Object.fromEntries(cleared.map((key) => [key, null])), [control.dataset.key]: value });
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-key]");
-    if (!button) return;
+  on("click", "button[data-key]", (button) => {
     // A button that toggles takes its choice back when it is pressed already.
     const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
     choose(button, isBack ? null : button.dataset.choice);
   });
 
-  document.addEventListener("change", ({ target: list }) => {
-    if (list.matches("select[data-key]")) choose(list, list.value);
-  });
-
-  document.addEventListener("input", ({ target: field }) => {
-    const control = field.closest(".field[data-key]");
-    if (control) atRest(field, () => choose(control, field.value));
-  });
+  on("change", "select[data-key]", (list) => choose(list, list.value));
+  on("input", ".field[data-key]", (control, { target: field }) => atRest(field, () => choose(control, field.value)));
 
   // What the address says, and never a field while one types in it.
   function follow() {

@@ -1,20 +1,18 @@
 /* The field for one more run on the page that compares runs. */
 {
+  const { move, on } = window.gradcanary;
+
   function add(field) {
     const run = field.value.trim();
     if (!run) return;
     const query = new URLSearchParams(window.location.search);
     query.append("run", run);
     window.dash_clientside.set_props("compare-add", { value: "" });
-    window.gradcanary.move("?" + query);
+    move("?" + query);
   }
 
-  document.addEventListener("change", (event) => {
-    if (event.target.id === "compare-add") add(event.target);
-  });
+  on("change", "#compare-add", add);
 
-  document.addEventListener("input", (event) => {
-    // A name chosen from the list, which is not yet a change of the field.
-    if (event.target.id === "compare-add" && event.inputType === "insertReplacementText") add(event.target);
-  });
+  // A name chosen from the list, which is not yet a change of the field.
+  on("input", "#compare-add", (field, { inputType }) => { if (inputType === "insertReplacementText") add(field); });
 }

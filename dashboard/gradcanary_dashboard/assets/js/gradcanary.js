@@ -1,6 +1,6 @@
 /* What every page does by itself: times in words, its title, the clipboard, the theme. */
 {
-  const { go } = window.gradcanary;
+  const { go, on } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -73,13 +73,9 @@
     try { localStorage.setItem("gradcanary-theme", root.dataset.theme); } catch (error) { /* not remembered */ }
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    if (button.id === "theme") switchTheme();
-    else if (button.dataset.layer) go({ layer: button.dataset.layer });
-    else if (button.dataset.copy) copy(button, button.dataset.copy, "Select it");
-  });
+  on("click", "#theme", switchTheme);
+  on("click", "button[data-layer]", (button) => go({ layer: button.dataset.layer }));
+  on("click", "button[data-copy]", (button) => copy(button, button.dataset.copy, "Select it"));
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
 

@@ -1,7 +1,7 @@
 /* The metrics of a run: a card each, whose figure is asked for when it comes into sight, and again when there is news.
    Names and tags come from trainings: they are only ever text and the values of attributes. */
 {
-  const { draw, go, onAttribute, onChange, onMove, plots } = window.gradcanary;
+  const { draw, go, on, onAttribute, onChange, onMove, plots } = window.gradcanary;
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
   const AT_ONCE = 4; // figures that a page at rest asks for
@@ -181,17 +181,13 @@
   }
 
   function cardAt(element) {
-    return cards.get(element.closest(".panel")?.dataset.key);
+    return cards.get(element.closest(".panel").dataset.key);
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest(".panel button.line");
-    if (button) choose(cardAt(button), button.dataset.line, event.shiftKey);
-  });
+  on("click", ".panel button.line", (button, event) => choose(cardAt(button), button.dataset.line, event.shiftKey));
 
-  document.addEventListener("input", ({ target: field }) => {
+  on("input", ".panel input", (field) => {
     const card = cardAt(field);
-    if (!card) return;
     card.sought = field.value;
     drawLegend(card);
   });

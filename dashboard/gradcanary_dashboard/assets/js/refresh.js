@@ -1,10 +1,9 @@
 /* What is new: the page asks each second and at a choice, and says so where nobody answers. */
 {
-  const { isOpening, onMove } = window.gradcanary;
+  const { PATIENCE_MS, isOpening, onMove, takeEarly } = window.gradcanary;
 
   // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
 
-  const PATIENCE_MS = 20000; // who does not answer in that time is not there: a machine that hangs, a tunnel that is cut
   const AGAIN_MS = 1000; // a page that did not open is asked for again
 
   let awaited = 0;
@@ -34,7 +33,8 @@
 
   function ask(resource, options) {
     const limit = isQuestion(resource, options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
-    return plainFetch(resource, { ...limit, ...options }).then(
+    const answer = takeEarly(resource, options) || plainFetch(resource, { ...limit, ...options });
+    return answer.then(
       (response) => {
         if (response.status === 401) signIn();
         showLink(response.status < 500);

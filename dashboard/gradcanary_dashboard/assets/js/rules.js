@@ -1,5 +1,6 @@
 /* A trial of rules: the server answers lines, and each says what slots of the page show from then on. It ends with its page. */
 {
+  const { go, on, onChange } = window.gradcanary;
   const LONGEST_TEXT = 2000; // characters that an address can hold, also behind a proxy
   const BROKEN = [["span", { class: "tone-critical" }, "The trial broke off. Try it again, or load the page again."]];
 
@@ -18,7 +19,7 @@
     empty.value = new URLSearchParams(window.location.search).get("rules") || "";
   }
 
-  window.gradcanary.onChange(fill);
+  onChange(fill);
 
   // ---- one at a time
 
@@ -55,7 +56,7 @@
     const text = from.value;
     trial = mine;
     setBusy(true);
-    window.gradcanary.go({ rules: text.length > LONGEST_TEXT ? null : text });
+    go({ rules: text.length > LONGEST_TEXT ? null : text });
     try {
       await showLines(await fetch("/_trial", { method: "POST", body: text, cache: "no-store", signal: mine.signal }), from);
     } catch (error) {
@@ -67,10 +68,6 @@
     }
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    if (button.id === "rules-try-do") start();
-    else if (button.id === "rules-try-stop") trial.abort();
-  });
+  on("click", "#rules-try-do", start);
+  on("click", "#rules-try-stop", () => trial.abort());
 }

@@ -1,5 +1,6 @@
 /* What one takes along: the address of what is shown, a figure as a picture that Plotly makes in the browser. */
 {
+  const { copy, on, step } = window.gradcanary;
   const TITLE_PX = 34;
   const LINE_PX = 18; // each line of a title after the first; Plotly moves all of them up by half of it
   const LETTER_PX = 8;
@@ -25,7 +26,7 @@
   // ---- a picture
 
   function namedSteps(plot) {
-    const [first, last] = plot.layout.xaxis.range.map(window.gradcanary.step);
+    const [first, last] = plot.layout.xaxis.range.map(step);
     return [Math.max(0, Math.ceil(first)), Math.max(0, Math.floor(last))];
   }
 
@@ -110,10 +111,6 @@
     await window.Plotly.downloadImage(figure, { format: "png", width, height, scale: SCALE, filename });
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-share]");
-    if (!button) return;
-    if (button.dataset.share === "address") window.gradcanary.copy(button, address(), "Copy the address bar");
-    else picture(button);
-  });
+  on("click", "button[data-share=address]", (button) => copy(button, address(), "Copy the address bar"));
+  on("click", "button[data-share=picture]", picture);
 }

@@ -2,7 +2,7 @@
    sorted, filtered and shown in part, all of it without a question. Names come from trainings: they are only ever text and
    the values of attributes. */
 {
-  const { draw, go, onAttribute, onMove } = window.gradcanary;
+  const { draw, go, on, onAttribute, onMove } = window.gradcanary;
   const NOTHING = "\u2013"; // text.numbers.NOTHING
 
   const tables = new WeakMap(); // body -> { columns, rows, find, sort, descends, most }
@@ -96,12 +96,14 @@
   }
 
   onAttribute("data-rows", (body, text) => {
-    if (!tables.has(body)) {
+    const isFirst = !tables.has(body);
+    if (isFirst) {
       tables.set(body, { columns: JSON.parse(body.dataset.columns), find: "", sort: null, descends: false, most: Number(body.dataset.few) || Infinity });
       if (body.dataset.few) read(body);
     }
     tables.get(body).rows = JSON.parse(text);
-    drawTable(body);
+    if (isFirst) setTimeout(drawTable, 0, body); // the figure that is looked at is painted before
+    else drawTable(body);
   });
 
   // ---- what is chosen is in the address: a part of names, and the column of the order, with a minus where it descends
@@ -121,23 +123,17 @@
     go({ find: table.find, by: (table.descends ? "-" : "") + sort });
   }
 
-  function showMore(body) {
+  on("click", "button[data-sort]", (button) => sortBy(button.closest("table").tBodies[0], Number(button.dataset.sort)));
+
+  on("click", "button[data-more]", (button) => {
+    const body = document.getElementById(button.dataset.more);
     tables.get(body).most += 5 * Number(body.dataset.few);
     drawTable(body);
-  }
-
-  document.addEventListener("click", ({ target }) => {
-    const sorter = target.closest("button[data-sort]");
-    const more = target.closest("button[data-more]");
-    if (sorter) sortBy(sorter.closest("table").tBodies[0], Number(sorter.dataset.sort));
-    if (more) showMore(document.getElementById(more.dataset.more));
   });
 
   // The field itself is a control: address.js writes what is typed into the address.
-  document.addEventListener("input", ({ target }) => {
-    const field = target.closest("[data-finds]");
-    const body = field && document.getElementById(field.dataset.finds);
-    if (!body) return;
+  on("input", "[data-finds]", (field, { target }) => {
+    const body = document.getElementById(field.dataset.finds);
     Object.assign(tables.get(body), { find: target.value, most: Number(body.dataset.few) });
     drawTable(body);
   });

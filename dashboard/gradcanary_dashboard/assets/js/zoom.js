@@ -1,6 +1,6 @@
 /* The steps in sight: by dragging over a figure, and for fingers and keys by buttons. The address has them. */
 {
-  const { go, page } = window.gradcanary;
+  const { go, on, page } = window.gradcanary;
   const WHOLE = { from: null, to: null };
 
   function within(first, last) {
@@ -62,10 +62,7 @@
     return change["xaxis.autorange"] ? WHOLE : null;
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-zoom]");
-    if (button) go(moved(button.dataset.zoom));
-  });
+  on("click", "button[data-zoom]", (button) => go(moved(button.dataset.zoom)));
 
   // Plotly takes every touch for a zoom; a finger on a plot must still scroll the page, and a tap still clicks.
   document.addEventListener("touchstart", (event) => {
