@@ -29,7 +29,6 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
-    table,
 )
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
@@ -63,7 +62,7 @@ SLOTS = {
     "incidents": static.TREES,
     "incident-tally": "children",
     "notes": "children",
-    "layer-rows": table.ROWS,
+    "layer-rows": static.TREES,
     "layer-rows-tally": "children",
     "layer-rows-frozen": static.TREES,
     **{f"option-{stat}": "hidden" for stat in STATS},
@@ -132,7 +131,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "incidents": static.encode(incident_card.panel(data.incidents, view)),
         "incident-tally": incident_card.tally(data.incidents),
         "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
-        "layer-rows": layer_table.rows(run, rows, data.layer, view),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events),

@@ -30,7 +30,6 @@ SCRIPTS_IN_ORDER = (
     "refresh",
     "static",
     "figures",
-    "table",
     "crosshair",
     "heatmap",
     "panels",

@@ -2,7 +2,7 @@
    Dash's own do. */
 {
   const { move, on, onMove, onChange } = window.gradcanary;
-  const CONTROLS = "select[data-key], button[data-key], .field[data-key]";
+  const CONTROLS = "select[data-key], button[data-key]:not([data-once]), .field[data-key]"; // those that show what is chosen
   const TYPED_MS = 300; // after the last letter
 
   // The query with some changes; what is null or empty is left out.
@@ -36,7 +36,7 @@
 
   on("click", ".pages a", () => window.scrollTo(0, 0)); // the same page of the dashboard, another one of its list
 
-  on("click", "a[data-way], tbody a.layer", (link, event) => {
+  on("click", "a[data-way]", (link, event) => {
     if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
     open(link.href);

@@ -43,7 +43,7 @@
     });
   }
 
-  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-rows", "data-shown"];
+  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { onAttribute, onChange, on });

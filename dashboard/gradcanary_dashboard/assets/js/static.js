@@ -72,7 +72,11 @@
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
-  window.gradcanary.onAttribute("data-trees", (slot, text) => draw(slot, JSON.parse(text || "[]")));
+  // The rows of a table that was empty are many, and come after what is looked at first.
+  window.gradcanary.onAttribute("data-trees", (slot, text) => {
+    if (slot.matches("tbody:empty")) setTimeout(() => draw(slot, JSON.parse(slot.dataset.trees || "[]")));
+    else draw(slot, JSON.parse(text || "[]"));
+  });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { draw });
 }
