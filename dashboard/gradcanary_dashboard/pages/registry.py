@@ -114,7 +114,7 @@ def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Sho
     version, view = collector.run(arguments["run"]).version, parse(search)
     data = run_data.load(collector, arguments["run"], view, shown.get("layer"))
     drawn = data.layer and data.layer["layer"]
-    return {**run_page.fill(data, view), "shown": _run_state(version, search, data, layer=drawn)}
+    return {**run_page.fill(data, view, search), "shown": _run_state(version, search, data, layer=drawn)}
 
 
 def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:

@@ -33,7 +33,6 @@ SCRIPTS_IN_ORDER = (
     "crosshair",
     "heatmap",
     "panels",
-    "compare",
     "gradcanary",
     "forms",
     "incidents",

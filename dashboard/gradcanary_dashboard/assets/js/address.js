@@ -16,10 +16,6 @@
     return text ? "?" + text : "";
   }
 
-  function page() {
-    return document.querySelector(".page-state").id.replace(/-page-state$/, "");
-  }
-
   // Returns whether the address is another one since.
   function go(changes) {
     const wanted = search(changes);
@@ -67,6 +63,18 @@
   on("change", "select[data-key]", (list) => choose(list, list.value));
   on("input", ".field[data-key]", (control, { target: field }) => atRest(field, () => choose(control, field.value)));
 
+  // A field of which each choice is one more: the runs that are compared.
+  function add(field) {
+    const query = new URLSearchParams(window.location.search);
+    query.append("run", field.value.trim());
+    if (field.value.trim()) move("?" + query);
+    window.dash_clientside.set_props(field.id, { value: "" });
+  }
+
+  on("change", "#compare-add", add);
+  // A name chosen from the list, which is not yet a change of the field.
+  on("input", "#compare-add", (field, { inputType }) => { if (inputType === "insertReplacementText") add(field); });
+
   // What the address says, and never a field while one types in it.
   function follow() {
     const query = new URLSearchParams(window.location.search);
@@ -78,8 +86,8 @@
     }
   }
 
-  function fill(field, text) {
-    if (document.activeElement !== field && field.value !== text) window.dash_clientside.set_props(field.id, { value: text });
+  function fill(field, value) {
+    if (document.activeElement !== field && field.value !== value) window.dash_clientside.set_props(field.id, { value });
   }
 
   let followed = null; // the element of the page whose controls say what the address says
@@ -96,5 +104,5 @@
     setTimeout(follow);
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { page, go, open });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { go, open });
 }

@@ -34,8 +34,7 @@
     const root = "/" + window.location.pathname.split("/")[1];
     for (const way of document.querySelectorAll("#ways a")) {
       const href = way.getAttribute("href");
-      if (href === root || (href === "/" && root === "/runs")) way.setAttribute("aria-current", "page");
-      else way.removeAttribute("aria-current");
+      way.ariaCurrent = href === root || (href === "/" && root === "/runs") ? "page" : null;
     }
   }
 

@@ -46,5 +46,5 @@
   const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { onAttribute, onChange, on });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { attempt, onAttribute, onChange, on });
 }

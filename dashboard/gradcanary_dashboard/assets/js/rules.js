@@ -6,35 +6,26 @@
 
   let trial = null; // the AbortController of the trial that runs
 
-  function field() {
-    return document.getElementById("rules-text");
-  }
-
   // ---- the text is in the address, not what came of it
 
-  function fill() {
-    const empty = field();
-    if (!empty || "filled" in empty.dataset) return;
+  onChange(() => {
+    const empty = document.querySelector("#rules-text:not([data-filled])");
+    if (!empty) return;
     empty.dataset.filled = "";
     empty.value = new URLSearchParams(window.location.search).get("rules") || "";
-  }
-
-  onChange(fill);
+  });
 
   // ---- one at a time
 
   function show(slots) {
     for (const [name, drawn] of Object.entries(slots)) {
-      const slot = document.getElementById(name);
-      if (slot) slot.dataset.trees = drawn;
+      document.getElementById(name).dataset.trees = drawn;
     }
   }
 
   function setBusy(isBusy) {
-    const [start, stop] = ["rules-try-do", "rules-try-stop"].map((name) => document.getElementById(name));
-    if (!start) return;
-    start.disabled = isBusy;
-    stop.hidden = !isBusy;
+    document.getElementById("rules-try-do").disabled = isBusy;
+    document.getElementById("rules-try-stop").hidden = !isBusy;
   }
 
   async function showLines(answer, from) {
@@ -52,7 +43,7 @@
   }
 
   async function start() {
-    const [from, mine] = [field(), new AbortController()];
+    const [from, mine] = [document.getElementById("rules-text"), new AbortController()];
     const text = from.value;
     trial = mine;
     setBusy(true);
