@@ -77,7 +77,6 @@ dashboard/components/forms                    unit/dashboard/pages/test_settings
 dashboard/components/incident_dialog          acceptance/browser/test_incidents.py
 dashboard/components/incident_text            unit/dashboard/pages/test_run.py
 dashboard/components/layer_table              unit/dashboard/pages/test_run.py
-dashboard/components/member_table             unit/dashboard/pages/test_incidents.py
 dashboard/components/notes                    unit/dashboard/analysis/test_launches.py
 dashboard/components/run_picker               unit/dashboard/analysis/test_comparison.py
 dashboard/components/run_table                unit/dashboard/pages/test_run.py

@@ -37,7 +37,7 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "differences-csv": share_bar.compared_url(wanted, "differences"),
         "compare-refusal": data.refusal and f"{data.refusal} All layers are listed.",
         "compare-measure": _measure(data, wanted),
-        "differences": table.written(told),
+        "differences": table.written(COLUMNS, told),
         "differences-tally": layer_table.tally(len(rows), len(told), "most different"),
         "differences-rest": static.encode(_rest(data)),
     }
@@ -65,7 +65,7 @@ def _difference(
     begun: Sequence[int],
     accumulators: Sequence[Mapping[str, Mapping[str, str | None]]],
     stat: Stat,
-) -> dict[str, Any]:
+) -> table.Row:
     other = data.runs[begun[row.of]]
     dtypes = [dtype(accumulators[place].get(row.name)) for place in (begun[0], begun[row.of])]
     whose = f"{other.letter} " if len(begun) > 2 else ""
@@ -76,7 +76,7 @@ def _difference(
     change = dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} \N{RIGHTWARDS ARROW} {dtypes[1]}"
     gap = {"text": whose + _gap(row, stat), "mark": "far" if _is_far(row, stat) else ""}
     where = f"{numbers.steps(row.first, row.last).lower()} \N{MIDDLE DOT} {change}"
-    return table.row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer)
+    return table.Row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer)
 
 
 def _value(value: float) -> str:
@@ -120,7 +120,8 @@ def _rest(data: CompareData) -> list[Any]:
 def card(contents: Mapping[str, Any]) -> html.Div:
     """Return the card that stays, with its first contents."""
     refusal = html.P(contents.get("compare-refusal"), id="compare-refusal", className="refusal", role="alert")
-    drawn = table.table("differences", COLUMNS, contents, labelled_by="differences-title", shows_heads=False)
+    heads = table.heads(COLUMNS)
+    drawn = table.table("differences", heads, contents, labelled_by="differences-title", shows_heads=False)
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
     words = "All layers of this list, of the steps in sight"
     table_csv = share_bar.csv_link("differences-csv", contents.get("differences-csv"), words, "take")
