@@ -34,8 +34,8 @@ NEVER = 21
 """Evidence of vanished, too: no layer ever had a gradient."""
 
 UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
-"""A layer whose gradient was never more than exactly zero; the last two are evidence of vanished: most layers, or all
-adapters, never had a gradient, or only zeros."""
+"""A layer whose gradient was never more than exactly zero; the last two if most layers, or all adapters, never had a
+gradient, or only zeros."""
 
 WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 
@@ -85,14 +85,14 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "vanished": (
         Signal(BY_SCRIPT, "by_script", INFORMATION),
         Signal(NEVER, "never", WARNING),
-        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
-        Signal(MOST_UNUSED, "not_in_graph", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
     "unused": (
-        Signal(UNUSED_ZERO, "multiplied_by_zero", WARNING),
-        Signal(UNUSED, "not_in_graph", WARNING),
+        Signal(UNUSED_ZERO, "multiplied_by_zero", INFORMATION),
+        Signal(UNUSED, "not_in_graph", INFORMATION),
+        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
+        Signal(MOST_UNUSED, "not_in_graph", WARNING),
     ),
     "accumulation_loss": (Signal(LOST, None, CRITICAL),),
     "accumulator": (
