@@ -179,7 +179,7 @@ def kept_by_the_optimizer() -> Train:
 
 
 def clears_now_and_then() -> Train:
-    """The first search ends in its last window, the second one has fewer than a whole row."""
+    """The first search ends late, and the second one has fewer windows than a whole row."""
     model = network(4, 8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     taken = 0
@@ -189,7 +189,7 @@ def clears_now_and_then() -> Train:
         taken += 1
         loss_of(model).backward()
         optimizer.step()
-        if taken == 10 + WINDOWS or taken >= 110:
+        if taken == 8 + WINDOWS or taken >= 110:
             optimizer.zero_grad()
 
     return step
