@@ -46,7 +46,7 @@ class NeverCleared:
         """End the search."""
         self._marks: dict[int, GradientIdentity] = {}
         self._windows = self._compared = 0
-        self._is_checked = self._has_passed = False
+        self._is_checked = self._has_passed = self._is_stepping = False
         self._copies: dict[int, Tensor] | None = None
         self._flags: list[dict[int, Tensor]] = []
         self._left: list[int] = []
@@ -62,9 +62,7 @@ class NeverCleared:
         if not self._marks:
             return
         gradient = self._sampler.gradient
-        changed = [at for at, mark in self._marks.items() if mark.change(gradient(at)) != UNCHANGED]
-        for position in changed:
-            del self._marks[position]
+        self._drop_changed()
         self._is_checked = True
         if self._copies is not None and self._compared < MOST_PASSES:
             self._compared += 1
@@ -81,13 +79,23 @@ class NeverCleared:
         self._is_checked, self._has_passed = False, True
         self._mark(list(self._marks))
 
+    def before_step(self) -> None:
+        """Before a step without a closure, mark the gradients: an optimizer that writes to them may keep them on
+        purpose. A clip comes before the step."""
+        self._mark(list(self._marks))
+        self._is_stepping = True
+
     def after_step(self, counts: Sequence[int]) -> None:
         """After a step of the optimizer, go on with the search, or begin one; ``counts`` are the accumulations."""
         self._steps += 1
         self._take_arrivals()
+        if self._is_stepping:
+            self._drop_changed()
+            self._is_stepping = False
         if self._marks:
             self._go_on([at for at in self._marks if counts[at]] if self._has_passed else [])
         elif self._steps in SEARCHES and not self.found and not is_capturing():
+            self.stop()
             self._mark([at for at, count in enumerate(counts) if count and self._sampler.is_optimized(at)])
 
     def _go_on(self, left: list[int]) -> None:
@@ -101,6 +109,10 @@ class NeverCleared:
         self._mark(left)
         if not self._marks:
             self.stop()
+
+    def _drop_changed(self) -> None:
+        gradient = self._sampler.gradient
+        self._marks = {at: mark for at, mark in self._marks.items() if mark.change(gradient(at)) == UNCHANGED}
 
     def _mark(self, positions: list[int]) -> None:
         known, self._marks = self._marks, {}

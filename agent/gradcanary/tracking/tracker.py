@@ -95,6 +95,7 @@ class OptimizerTracker:
         self._find_frozen = guard.wrap("comparing weights", self.find_frozen)
         self._follow_sums = guard.wrap("summing up in float32", self.follow_sums)
         self._mark_kept = guard.wrap("looking for a clear", self.never_cleared.after_pass)
+        self._mark_before_step = guard.wrap("looking for a clear", self.never_cleared.before_step)
         self._find_never_cleared = guard.wrap("looking for a clear", self.find_never_cleared)
         self._add_errors = guard.wrap("measuring what sums lost", self.sampler.add_accumulation_errors)
 
@@ -409,6 +410,8 @@ class OptimizerTracker:
         if is_sampled and not has_closure:
             self._copy(self.step)
             self._complete("accumulated" if self._are_unwritten() else "post_clip", scale)
+        if self.never_cleared.is_on and not has_closure:
+            self._mark_before_step()
 
     def _settle_scale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Take the scale and ``found_inf`` of the step; return the scale that gradients still carry."""

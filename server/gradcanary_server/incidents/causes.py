@@ -415,8 +415,6 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
     kinds = {member.evidence for member in members if member.until_step is None or not context.incident.firing}
     if kinds == {"by_script"}:
         return "frozen_by_script", []
-    if not kinds.isdisjoint(("not_in_graph", "multiplied_by_zero")):
-        return ("not_in_graph" if _is_mostly_none(context) else "multiplied_by_zero"), _none_and_zero(context)
     if "handed_over" in kinds and kinds <= {"by_script", "handed_over"}:
         return "handed_over", []
     if "never" in kinds:
@@ -435,10 +433,12 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
 
 
 def _unused(context: CauseContext) -> tuple[str, list[str]]:
+    are_few, evidence = context.incident.severity == "information", _none_and_zero(context)
     if not _is_mostly_none(context):
-        return "cancelled", _none_and_zero(context)
-    is_unnamed = any(_POSITION.fullmatch(layer.name) for layer in _named(context))
-    return ("never_used_unnamed" if is_unnamed else "never_used"), _none_and_zero(context)
+        return ("cancelled" if are_few else "multiplied_by_zero"), evidence
+    if any(_POSITION.fullmatch(layer.name) for layer in _named(context)):
+        return "never_used_unnamed", evidence
+    return ("never_used" if are_few else "not_in_graph"), evidence
 
 
 def _is_mostly_none(context: CauseContext) -> bool:
@@ -451,7 +451,7 @@ def _none_and_zero(context: CauseContext) -> list[str]:
     """Return the numbers of both kinds of members, if there are both: they have different causes."""
     zeros = sum(member.value == 0 for member in context.members.values())
     nones = len(context.members) - zeros
-    return [f"{nones:,} of them have no gradient at all, {zeros:,} have exact zeros"] if zeros and nones else []
+    return [f"of them {nones:,} have no gradient at all, and {zeros:,} only exact zeros"] if zeros and nones else []
 
 
 def _largest_loss(context: CauseContext) -> list[str]:

@@ -100,8 +100,6 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {were} frozen by the script {at}",
         "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
-    ("vanished", "not_in_graph"): _UNREACHED,
-    ("vanished", "multiplied_by_zero"): _ONLY_ZEROS,
     ("unused", "not_in_graph"): _UNREACHED,
     ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("vanished", "handed_over"): Words(

@@ -148,10 +148,9 @@ class Vanished(Section):
 
 @dataclass(frozen=True, config=STRICT)
 class Unused(Section):
-    """A trainable layer that never had a gradient."""
+    """A trainable layer that never had a gradient: information, because models have heads that a task does not use, and
+    work; a warning if most layers, or all adapters, are such."""
 
-    notify: Flag = False
-    """Models have heads that a task does not use, and work."""
     observations: Count = 50
     """Of a launch: a LoRA's lora_A and a gate that starts at zero have no gradient for a step or two."""
 

@@ -40,8 +40,8 @@ HANDED_OVER, NEVER_BUT_ZERO = 29, 30
 layers and are exactly zero in all of them, while the loss is not."""
 
 UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
-"""A layer whose gradient was never more than exactly zero; the last two are evidence of vanished: most layers, or all
-adapters, never had a gradient, or only zeros."""
+"""A layer whose gradient was never more than exactly zero; the last two if most layers, or all adapters, never had a
+gradient, or only zeros."""
 
 MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 """Signals that fire until the layer has a gradient again."""
@@ -92,15 +92,15 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(BY_SCRIPT, "by_script", INFORMATION),
         Signal(HANDED_OVER, "handed_over", INFORMATION),
         Signal(NEVER, "never", WARNING),
-        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
-        Signal(MOST_UNUSED, "not_in_graph", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
         Signal(NEVER_BUT_ZERO, "never", CRITICAL),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
     "unused": (
-        Signal(UNUSED_ZERO, "multiplied_by_zero", WARNING),
-        Signal(UNUSED, "not_in_graph", WARNING),
+        Signal(UNUSED_ZERO, "multiplied_by_zero", INFORMATION),
+        Signal(UNUSED, "not_in_graph", INFORMATION),
+        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
+        Signal(MOST_UNUSED, "not_in_graph", WARNING),
     ),
     "accumulation_loss": (Signal(LOST, None, CRITICAL),),
     "accumulator": (

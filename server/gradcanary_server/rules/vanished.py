@@ -107,7 +107,7 @@ class VanishedDetector(Detector):
         never = unused & is_never & enabled
         is_zero = scale_drop.is_at_work(self.state.losses) and bool((sample.zero | sample.not_trainable).all())
         trainable, has_living = ~sample.not_trainable, self._has_living_relatives()
-        most = lacks & self._most_unused(trainable, trainable, idle) & ~never & is_expected & enabled
+        most = lacks & self._most_unused(trainable, trainable, idle) & ~never & is_expected & config.unused.enabled
         most &= ~firing[TOLD].any(axis=0) & (may_fire | has_living)
         only_unused = unused & ~never & ~most & config.unused.enabled
         by_script = sample.not_trainable & regular & (idle >= self._missed_after(sample.every)) & enabled
@@ -171,7 +171,7 @@ class VanishedDetector(Detector):
         is_missed = lacks & (idle >= np.where(is_new, least, limit))
         is_frozen = samples.not_trainable & (idle >= np.where(is_new | regular, least, FOREVER))
         moves |= ((is_missed | is_frozen) & ~fires).any(axis=1)
-        untold = fires & ~firing[TOLD].any(axis=0) & config.vanished.enabled
+        untold = fires & ~firing[TOLD].any(axis=0) & config.unused.enabled
         untold &= self._has_living_relatives(any_layer(samples.has_gradient.T))
         if untold.any():  # those that fire as unused may be told later
             some, always = any_layer(~samples.not_trainable.T), ~any_layer(samples.not_trainable.T)

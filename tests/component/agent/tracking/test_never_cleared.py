@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gradcanary
+from gradcanary.tracking.never_cleared import WINDOWS
 from support.agent.recorded import Recorded
 
 STEPS = 60
@@ -154,6 +155,44 @@ def carried() -> Train:
 
 def carried_uncounted() -> Train:
     return by_hand(lambda parameter: parameter.grad.data.mul_(0.9))
+
+
+class Keeping(torch.optim.SGD):
+    """Keeps a part of each gradient for the next step, in the gradient itself."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(0.5)
+
+
+def kept_by_the_optimizer() -> Train:
+    model = network(4, 8, 2)
+    optimizer = Keeping(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        loss_of(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def clears_now_and_then() -> Train:
+    """The first search ends late, and the second one has fewer windows than a whole row."""
+    model = network(4, 8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+        loss_of(model).backward()
+        optimizer.step()
+        if taken == 8 + WINDOWS or taken >= 110:
+            optimizer.zero_grad()
+
+    return step
 
 
 def lbfgs() -> Train:
@@ -327,6 +366,8 @@ def not_optimized() -> Train:
         data_zero,
         carried,
         carried_uncounted,
+        kept_by_the_optimizer,
+        clears_now_and_then,
         lbfgs,
         lambda: gan(to_none=True),
         lambda: gan(to_none=False),

@@ -46,11 +46,6 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("vanished", "sporadic"): ("had no gradient", "had a gradient (now and then|at least every)"),
     ("vanished", "never"): ("had no gradient", "watched had (only gradients of exactly zero|no gradient) "),
     ("vanished", "by_script"): ("frozen by the script", "the script froze"),
-    ("vanished", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
-    ("vanished", "multiplied_by_zero"): (
-        "had only gradients of exactly",
-        "trainable and had only gradients of exactly",
-    ),
     ("unused", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
     ("unused", "multiplied_by_zero"): ("had only gradients of exactly", "trainable and had only gradients of exactly"),
     ("vanished", "handed_over"): ("handed (its|their) gradient over", "when similar layers that had none"),
@@ -63,8 +58,8 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("in_vain", "rounded"): ("trained in vain", "trained in vain"),
     ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
-    ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
-    ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
+    ("fp16_underflow", "all_zeros"): ("go to zero", "float16 gradients that had fewer"),  # the worse one comes first
+    ("fp16_underflow", "zeros"): ("go to zero", "float16 gradients that had fewer"),
     ("fp16_underflow", "at_limit"): ("go to zero", "exact zeros in float16 gradients cut off at the smallest number"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),

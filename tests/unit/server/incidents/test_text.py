@@ -103,8 +103,6 @@ def test_nonfinite_names_loss_and_gradients():
         ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
         ("vanished", "sporadic", 400.0, "has had no gradient", "and then none in 400, since step 340"),
         ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
-        ("vanished", "not_in_graph", None, "never had a gradient", "no backward pass reached it, since step 340"),
-        ("vanished", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
         (
             "unused",
             "not_in_graph",
@@ -324,8 +322,8 @@ def test_nonfinite_says_what_was_first():
         ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
         ("vanished", "handed_over", "information", None, "handed_over"),
-        ("vanished", "not_in_graph", "warning", None, "not_in_graph"),
-        ("unused", "not_in_graph", "warning", None, "never_used"),
+        ("unused", "not_in_graph", "warning", None, "not_in_graph"),
+        ("unused", "not_in_graph", "information", None, "never_used"),
         ("unused", "not_in_graph", "warning", "not_optimized", "after_not_optimized"),
         ("accumulation_loss", None, "critical", None, "lossy_sum"),
         ("accumulator", "low_precision_sum", "information", None, "low_precision_sum"),
@@ -500,12 +498,26 @@ def test_gradients_that_became_exactly_zero_are_not_cut_off():
 
 def test_unused_layer_without_a_module_may_be_that_of_a_replaced_one():
     def unused(value=None):
-        return fired(0, rule="unused", evidence="not_in_graph" if value is None else "multiplied_by_zero", value=value)
+        evidence = "not_in_graph" if value is None else "multiplied_by_zero"
+        return fired(0, rule="unused", evidence=evidence, value=value, severity="information")
 
     assert scene(unused(), names=("group0.4", "head.weight")).code == "never_used_unnamed"
     assert scene(unused(), names=("group0.bias", "head.weight")).code == "never_used"
     assert "replaced" not in remedies.CAUSES["never_used"].text
     assert scene(unused(0.0)).code == "cancelled"
+
+
+def test_none_and_exact_zeros_have_causes_of_their_own():
+    def unused(number, value):
+        evidence = "not_in_graph" if value is None else "multiplied_by_zero"
+        return fired(number, rule="unused", evidence=evidence, value=value)
+
+    assert scene(unused(0, 0.0), unused(1, 0.0)).code == "multiplied_by_zero"
+    both = scene(unused(0, 0.0), unused(1, None), unused(2, None))
+    assert (both.code, both.evidence) == (
+        "not_in_graph",
+        ("of them 2 have no gradient at all, and 1 only exact zeros",),
+    )
 
 
 def test_loss_that_turns_infinite_after_an_explosion_diverged():

@@ -126,7 +126,7 @@ def test_never_used_is_said_once():
     absmax[0, ::2] = 0  # the start of a LoRA
     absmax[0, 8] = NOT_TRAINABLE
     _, changes = run(Trace(absmax))
-    assert told(changes)[:1] == [("unused", 6, "fired", 49, "warning", "not_in_graph")]
+    assert told(changes)[:1] == [("unused", 6, "fired", 49, "information", "not_in_graph")]
     assert [change.kind for change in changes] == ["fired", "resolved"]
 
 
@@ -169,7 +169,7 @@ def told_most(absmax, *names, **words):
     _, changes = run(Trace(absmax, **words), names_of(*names) if names else None)
     found = {}
     for change in changes:
-        if change.rule == "vanished" and change.kind == "fired":
+        if change.rule == "unused" and change.severity == "warning":
             found.setdefault((change.evidence, change.step), set()).add(change.layer)
     return found
 
@@ -210,9 +210,9 @@ def test_layers_like_one_that_has_a_gradient_are_given_ten_times_as_long(cuts):
     absmax, rules = healthy(600), Rules(unused=Unused(observations=53))
     absmax[:, :12] = NO_GRADIENT
     _, changes = run(Trace(absmax), rules=rules, cuts=cuts)
-    assert {(each.rule, each.step) for each in changes} == {("unused", 52), ("vanished", 529)}
+    assert {(each.severity, each.step) for each in changes} == {("information", 52), ("warning", 529)}
     absmax[450:, 3:] = healthy(150, 13)  # another domain's turn
-    assert {each.rule for each in run(Trace(absmax), rules=rules, cuts=cuts)[1]} == {"unused"}
+    assert {each.severity for each in run(Trace(absmax), rules=rules, cuts=cuts)[1]} == {"information"}
 
 
 def test_layers_that_are_not_trainable_do_not_count():
