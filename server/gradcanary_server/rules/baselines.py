@@ -36,7 +36,10 @@ LINE_SHARE = 0.25
 """Of its pace, by which a line may change. Over the 1.5 decades of a collapse, 1 / t changes its own twenty times."""
 
 LINE_NOISE, PACE_NOISE = 0.1, 0.03
-"""Decades: twice the error of the difference of two such medians, and that of the present pace."""
+"""Decades: twice the error of the difference of two such medians, and that of the present pace. Both grow with the root
+of ``NOISE_BLOCK`` over the observations of a block."""
+
+NOISE_BLOCK = 50
 
 RECENT_SHARE = 0.5
 """Weight of the newest block in the present pace: that of about the last two, half of the shortest line."""
@@ -72,7 +75,9 @@ class Baselines(LayerArrays):
         whole_pace = (begin - end) / between
         expected = end - pace * (0.5 + self.filled[columns] / lengths)
         with np.errstate(invalid="ignore"):
-            is_straight = np.abs(pace - whole_pace) <= LINE_SHARE * whole_pace + PACE_NOISE
+            is_straight = np.abs(pace - whole_pace) <= LINE_SHARE * whole_pace + PACE_NOISE * np.sqrt(
+                NOISE_BLOCK / lengths
+            )
             is_near = np.abs(expected - levels) <= ON_LINE
         straight: Mask = (self.blocks[columns] >= LINE_BLOCKS) & is_straight & is_near
         return straight
@@ -161,20 +166,20 @@ def _close(baselines: Baselines, layers: Ints, length: int) -> int:
     middle = np.partition(block, length // 2, axis=1)[:, length // 2]
     # A layer that was exactly zero at its best has no baseline: zeros would be an infinite fall under it.
     median = np.where(middle > ZERO_LEVEL, middle / 1000, np.nan).astype(np.float32)
-    _follow_line(baselines, layers, median)
+    _follow_line(baselines, layers, median, LINE_NOISE * math.sqrt(NOISE_BLOCK / length))
     level = baselines.level[layers]
     rose = (median > level) | (np.isnan(level) & ~np.isnan(median))
     baselines.level[layers] = np.fmax(level, median)
     return int(rose.sum())
 
 
-def _follow_line(baselines: Baselines, layers: Ints, median: NDArray[np.float32]) -> None:
+def _follow_line(baselines: Baselines, layers: Ints, median: NDArray[np.float32], noise: float) -> None:
     """Add the median of a block of these layers to their lines, or begin new ones; one without a median has none."""
     blocks, begin, end = baselines.blocks[layers], baselines.begin[layers], baselines.end[layers]
     pace, fall = baselines.pace[layers], end - median
     whole_pace = (begin - end) / np.maximum(blocks.astype(np.float32) - 1, 1)
     with np.errstate(invalid="ignore"):
-        goes_on = (blocks >= 2) & (np.abs(fall - whole_pace) <= LINE_SHARE * whole_pace + LINE_NOISE)
+        goes_on = (blocks >= 2) & (np.abs(fall - whole_pace) <= LINE_SHARE * whole_pace + noise)
         begins = (blocks >= 1) & (fall >= LEAST_PACE)
     length = np.where(goes_on, np.minimum(blocks, 254) + 1, np.where(begins, 2, 1))
     baselines.blocks[layers] = np.where(np.isnan(median), 0, length)
