@@ -32,16 +32,17 @@ from gradcanary_server.incidents.setting_causes import (
 CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
     "crash": ("explosion", "nonfinite"),
-    "explosion": ("nonfinite",),
+    "explosion": ("nonfinite", "collapse"),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "nonfinite"),
     "vanished": ("explosion", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
-layer, and a fall of all gradients is one of each layer. Other rules are about the setup or the process.
+layer, and a fall of all gradients is one of each layer. A collapse explains the explosion of its neighbours. Other
+rules are about the setup or the process.
 """
 
-CAUSE_RULES = ("explosion", "nonfinite", "scale_drop")
+CAUSE_RULES = ("collapse", "explosion", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3
@@ -63,7 +64,12 @@ _AFTER = {
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
 
 _CODES = {
-    "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
+    "collapse": {
+        "threshold": "under_threshold",
+        "siblings": "under_siblings",
+        "follows": "unknown_fall",
+        DEFAULT: "low_when_joined",
+    },
     "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
@@ -108,6 +114,10 @@ def is_caused_by(effect: Incident, cause: Incident) -> bool:
         or cause.severity == "information"
     ):
         return False
+    if cause.rule == "collapse" and (
+        effect.beside is None or effect.beside != cause.id or effect.severity == "critical"
+    ):
+        return False  # a loss that explodes as well has a message of its own
     distance = effect.opened_step - cause.opened_step
     is_first = distance > 0 or effect.rule != "nonfinite"
     return 0 <= distance <= NEAR_STEPS and is_first
@@ -255,6 +265,8 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
     """Return the code of the cause, and its evidence in the layers."""
     rule = context.incident.rule
     near = {other.rule for other in context.near if other.severity != "information"}
+    if rule == "explosion" and context.incident.beside in {other.id for other in context.near}:
+        return "beside_collapse", []
     after = [code for other, code in _AFTER.get(rule, {}).items() if other in near]
     kinds = {member.evidence for member in context.members.values()}
     if after:

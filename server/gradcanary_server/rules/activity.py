@@ -41,7 +41,7 @@ class Activity(LayerArrays):
     ``previous_hits`` uint8 and ``hits`` uint8 are observations with a gradient in the last closed block and in the open
     one, which holds ``observed`` uint8. ``idle`` uint32 is the length of the present idle span in observations,
     ``idle_since`` int64 its first step, ``frozen_by_script`` bool its reason. ``longest_idle`` uint32 is the longest
-    span before it.
+    span before it. ``was_dense`` bool are layers that mostly had a gradient when the last collapse was found.
     """
 
     previous_hits: NDArray[np.uint8] = layer_array(np.uint8, NO_BLOCK)
@@ -51,6 +51,7 @@ class Activity(LayerArrays):
     idle: NDArray[np.uint32] = layer_array(np.uint32)
     idle_since: Ints = layer_array(np.int64, NOT_IDLE)
     frozen_by_script: Mask = layer_array(np.bool_)
+    was_dense: Mask = layer_array(np.bool_)
 
     def history(self, columns: Ints) -> tuple[Ints, Ints]:
         """Return the number of observations in both blocks, int64[L], and how many of them had a gradient."""

@@ -174,7 +174,7 @@ def rebaseline(state: RuleState, rule: str) -> tuple[RuleState, tuple[int | None
     if rule == "scale_drop":
         return rebaselined, _rebaseline_run(rebaselined)
     firing = state.scores.firing
-    evidence = [signals.FALL, signals.SIBLINGS, signals.LATE]
+    evidence = [signals.FALL, signals.SIBLINGS, signals.LATE, signals.FOLLOWS]
     layers = np.flatnonzero(firing[evidence].any(axis=0) & ~firing[signals.THRESHOLD])
     for signal in evidence:
         rebaselined.scores.reset_signal(signal, layers)

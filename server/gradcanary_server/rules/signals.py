@@ -18,7 +18,6 @@ from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArray
 FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
 """Signals of a layer that any step may move. The first four are evidence of collapse. Each has its own count, so one
 kind of evidence says nothing about another."""
-COLLAPSE = slice(FALL, LATE + 1)
 
 REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
 """Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
@@ -44,7 +43,11 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-LAYER_SIGNALS = 25
+FOLLOWS = 25
+"""Evidence of collapse, too: a layer that fell beside one that fires for FALL."""
+COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, FOLLOWS]
+
+LAYER_SIGNALS = 26
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -66,6 +69,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "collapse": (
         Signal(LATE, "joined_late", INFORMATION),
         Signal(SIBLINGS, "siblings", WARNING),
+        Signal(FOLLOWS, "follows", WARNING),
         Signal(THRESHOLD, "threshold", CRITICAL),
         Signal(FALL, "fall", CRITICAL),
     ),

@@ -197,7 +197,7 @@ class RuleState:
         baselines, activity = self.baselines, self.activity
         plain = (self.present, self.alive, self.below_threshold, self.shapes, self.resolve_after, baselines.level)
         idle = (activity.previous_hits, activity.longest_idle, activity.idle)
-        since = (activity.idle_since, activity.frozen_by_script)
+        since = (activity.idle_since, activity.frozen_by_script, activity.was_dense)
         often = (baselines.block, baselines.filled, activity.hits, activity.observed)
         return (*plain, *idle, *since, *self.precision.arrays(), *self.initial_levels.arrays(), *often)
 

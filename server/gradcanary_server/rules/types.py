@@ -24,6 +24,7 @@ MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.
 Evidence = Literal[
     "fall",
     "siblings",
+    "follows",
     "threshold",
     "joined_late",
     "stopped",

@@ -20,7 +20,7 @@ from gradcanary_server.rules.types import Ints, Mask, Votes
 FOREVER = np.iinfo(np.int64).max
 """Observations; the limit of a layer with too short a history."""
 
-COLLAPSED = [signals.FALL, signals.SIBLINGS, signals.THRESHOLD]
+COLLAPSED = [signals.FALL, signals.SIBLINGS, signals.THRESHOLD, signals.FOLLOWS]
 
 
 class ActivityTracker(Detector):

@@ -292,6 +292,7 @@ incident = Table(
     Column("ack_note", Text),
     Column("lr_jumps", Text, nullable=False, server_default="[]"),  # JSON list of rules.types.Jump, shortly before
     Column("crash", Text),  # JSON of wire.Crash, of the rule crash only
+    Column("beside", Integer),  # incident_id of a collapse, of the rule explosion only
 )
 
 incident_layer = Table(
