@@ -135,6 +135,11 @@ CAUSES: Mapping[str, Cause] = {
         "them.",
         "flow",
     ),
+    "beside_collapse": Cause(
+        "Layers beside these collapsed in the steps before: look there first. Whatever took their gradients away may "
+        "change those of their neighbours, too.",
+        "small",
+    ),
     "exploding": Cause(
         "The gradients of these layers are far over what they were, and the loss is not: an outlier in the data, a "
         "learning rate at the edge of what is stable, a division by something near zero, or a loss that is not "

@@ -312,7 +312,8 @@ class DecodedSamples:
         for (position,), factors in _values(parts, Kind.ACCUMULATION_ERROR, failed):
             loss = accumulation.error_of(factors)
             self.accumulation_errors.update({} if loss is None else {numbers[position]: loss})
-        self.frozen.update({numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)})
+        shares = {numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)}
+        self.frozen.update({number: share for number, share in shares.items() if not math.isnan(share)})
         self.forecasts += [(forecast, numbers) for forecast in sample.forecasts]
         for kind, known in ((Kind.LOW_BITS, self.bits), (Kind.FLOAT16, self.float16)):
             for positions, counts in _values(parts, kind, failed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import add, and_
 
@@ -263,6 +264,7 @@ class Sampler:
     def exempt_kept(self, optimizer: torch.optim.Optimizer) -> None:
         """Do not compare weights of which the optimizer keeps what rounding takes away."""
         found = enumerate(reference() for reference in self.references)
+        self.frozen.optimizer = weakref.ref(optimizer)
         self.frozen.exempt = frozenset(at for at, each in found if each is not None and keeps_rounding(optimizer, each))
 
     def add_forecasts(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:

@@ -34,18 +34,18 @@ from gradcanary_server.rules.layer_config import LORA_HALF
 CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
     "crash": ("explosion", "nonfinite"),
-    "explosion": ("never_cleared", "nonfinite"),
+    "explosion": ("never_cleared", "nonfinite", "collapse"),
     "loss_scale": ("nonfinite",),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "nonfinite"),
     "vanished": ("explosion", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
-layer, and a fall of all gradients is one of each layer. Gradients that are never cleared grow. Other rules are about
-the setup or the process.
+layer, and a fall of all gradients is one of each layer. Gradients that are never cleared grow. A collapse explains the
+explosion of its neighbours. Other rules are about the setup or the process.
 """
 
-CAUSE_RULES = ("explosion", "never_cleared", "nonfinite", "scale_drop")
+CAUSE_RULES = ("collapse", "explosion", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3
@@ -71,6 +71,7 @@ _CODES = {
         "threshold": "under_threshold",
         "straight": "exponential_fall",
         "siblings": "under_siblings",
+        "follows": "unknown_fall",
         DEFAULT: "low_when_joined",
     },
     "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
@@ -135,6 +136,10 @@ def is_caused_by(effect: Incident, cause: Incident) -> bool:
         or cause.severity == "information"
     ):
         return False
+    if cause.rule == "collapse" and (
+        effect.beside is None or effect.beside != cause.id or effect.severity == "critical"
+    ):
+        return False  # a loss that explodes as well has a message of its own
     distance = effect.opened_step - cause.opened_step
     is_first = distance > 0 or effect.rule != "nonfinite"
     return 0 <= distance <= NEAR_STEPS and is_first
@@ -289,6 +294,8 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
     """Return the code of the cause, and its evidence in the layers."""
     rule = context.incident.rule
     near = {other.rule for other in context.near if other.severity != "information"}
+    if rule == "explosion" and context.incident.beside in {other.id for other in context.near}:
+        return "beside_collapse", []
     after = [code for other, code in _AFTER.get(rule, {}).items() if other in near]
     kinds = {member.evidence for member in context.members.values()}
     if after:

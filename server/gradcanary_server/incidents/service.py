@@ -23,6 +23,7 @@ from gradcanary_server.incidents.lifecycle import (
     TransitionContext,
     apply_transitions,
     close_incident,
+    find_beside,
 )
 from gradcanary_server.rules import resets
 from gradcanary_server.rules.config import Pace
@@ -101,9 +102,12 @@ def record_transitions(
         inherited = {rule: first_step + RESUME_STEPS for rule, first_step in rows}
     if not by_rule and not inherited:
         return
-    layers = len(repository.layer_names(connection, run_id))
+    names = repository.layer_names(connection, run_id)
     for rule in {**by_rule, **inherited}:
-        context = TransitionContext(launch_no, layers, now, inherited.get(rule))
+        beside = None
+        if rule == "explosion":
+            beside = find_beside(by_rule[rule], repository.latest_incident(connection, run_id, "collapse"), names)
+        context = TransitionContext(launch_no, len(names), now, inherited.get(rule), beside)
         before = repository.latest_incident(connection, run_id, rule)
         for case in apply_transitions(before, by_rule[rule], context, reopen_s):
             repository.save_incident(connection, run_id, case)

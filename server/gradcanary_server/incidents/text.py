@@ -83,6 +83,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {have} far smaller gradients than similar layers {since}",
         "{layers} {have} much smaller gradients than similar layers{against}, {since} at the latest",
     ),
+    ("collapse", "follows"): Words(
+        "{count} fell beside collapsed layers {at}",
+        "{layers} beside collapsed ones fell{from_to} {at}",
+    ),
     ("collapse", "joined_late"): Words(
         "{count} {were} already low when the run was joined {at}",
         "{layers} {were} already low{absmax} when the run was joined {at}",

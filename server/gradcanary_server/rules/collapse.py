@@ -38,6 +38,10 @@ WEIGHTS_SHARE = 0.5
 FEW = 4
 """With this many layers or fewer, all but one are not nearly all."""
 
+DENSE_SHARE = np.array(0.5)
+"""Of the last observations. Experts and rare words have a gradient in fewer; a layer that dies has lost some before its
+neighbours are found."""
+
 FAMILY_DECADES = 1.0
 """Decades that the middle one of a family must be farther under the best but one than ``siblings_decades``, because one
 of two proves less than a quarter of all. In healthy models it was 1.8 decades under it at most, and 4.3 to 5 where
@@ -112,8 +116,13 @@ class CollapseDetector(Detector):
         is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(step.common_fall)
         votes = self._vote_by_fall(falls, step.common_fall)
         straight = self._falls_straight(falls, votes)
+        had_fallen = bool(state.scores.firing[signals.FALL].any())
         yield self.vote(signals.FALL, step, np.where(straight, np.minimum(votes, 0), votes), decays=is_judged)
+        if not had_fallen and state.scores.firing[signals.FALL].any():
+            least = self.config.vanished.observations
+            state.activity.was_dense[columns] = state.activity.regular(columns, DENSE_SHARE, least)
         yield self.vote(signals.STRAIGHT, step, np.where(straight, votes, np.minimum(votes, 0)), decays=is_judged)
+        yield self.vote(signals.FOLLOWS, step, self._vote_by_following(falls, step.common_fall), decays=is_judged)
         votes = self._vote_by_siblings(falls, step.common_fall, siblings)
         yield self.vote(signals.SIBLINGS, step, votes, decays=is_not_zero)
         yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)))
@@ -151,6 +160,22 @@ class CollapseDetector(Detector):
         is_line &= ~self.state.scores.firing[signals.FALL, columns]
         straight: Mask = fell & is_line & (self.state.weights.largest_fall(columns) < WEIGHTS_SHARE * falls.decades)
         return straight
+
+    def _vote_by_following(self, falls: Falls, common_fall: Floats) -> Votes:
+        """Vote +1 where a layer fell whose zeros are no fall of its own, beside layers that fell.
+
+        It dies with its neighbours, and is exactly zero more and more often. An expert that a router gives up is, too,
+        but it had no gradient most of the time before.
+        """
+        sample, state, config = falls.sample, self.state, self.config
+        firing = state.scores.firing[:, config.columns]
+        may_follow = state.activity.was_dense[config.columns] & ~falls.zero_counts & ~firing[signals.MISSED].any(axis=0)
+        with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
+            fell = (falls.decades >= config.fall) & (falls.decades - common_fall >= config.over_common)
+        fell &= (sample.absmax < config.enter) & may_follow & ~firing[signals.FALL]
+        if fell.any() and firing[signals.FALL].any():
+            return self._votes(fell & config.beside(firing[signals.FALL]), sample, config.by_fall)
+        return self._votes(np.zeros_like(fell), sample, config.by_fall)
 
     def _vote_by_siblings(self, falls: Falls, common_fall: Floats, siblings: Floats) -> Votes:
         """Vote +1 where a layer is low and far under the level of its ``siblings``, without a fall of its own.

@@ -177,7 +177,7 @@ def rebaseline(state: RuleState, rule: str) -> tuple[RuleState, tuple[int | None
     if rule == "scale_drop":
         return rebaselined, _rebaseline_run(rebaselined)
     firing = state.scores.firing
-    evidence = [signals.FALL, signals.SIBLINGS, signals.LATE, signals.STRAIGHT]
+    evidence = [signals.FALL, signals.SIBLINGS, signals.LATE, signals.STRAIGHT, signals.FOLLOWS]
     layers = np.flatnonzero(firing[evidence].any(axis=0) & ~firing[signals.THRESHOLD])
     for signal in evidence:
         rebaselined.scores.reset_signal(signal, layers)

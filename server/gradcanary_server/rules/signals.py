@@ -20,7 +20,9 @@ FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
 kind of evidence says nothing about another."""
 STRAIGHT = 28
 """Evidence of collapse, too: the gradient falls in one straight line of its logarithm, and no weights do."""
-COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT]
+FOLLOWS = 37
+"""Evidence of collapse, too: a layer that fell beside one that fires for FALL."""
+COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS]
 
 REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
 """Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
@@ -60,7 +62,7 @@ ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
 NEVER_CLEARED = 36
 """A static finding, too."""
 
-LAYER_SIGNALS = 37
+LAYER_SIGNALS = 38
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = range(4)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -83,6 +85,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(LATE, "joined_late", INFORMATION),
         Signal(SIBLINGS, "siblings", WARNING),
         Signal(STRAIGHT, "straight", WARNING),
+        Signal(FOLLOWS, "follows", WARNING),
         Signal(THRESHOLD, "threshold", CRITICAL),
         Signal(FALL, "fall", CRITICAL),
     ),

@@ -203,7 +203,7 @@ class RuleState:
         baselines, activity = self.baselines, self.activity
         plain = (self.present, self.alive, self.below_threshold, self.shapes, self.resolve_after, baselines.level)
         idle = (activity.previous_hits, activity.longest_idle, activity.idle)
-        since = (activity.idle_since, activity.frozen_by_script, activity.gained)
+        since = (activity.idle_since, activity.frozen_by_script, activity.gained, activity.was_dense)
         line = (baselines.blocks, baselines.begin, baselines.end, baselines.pace)
         often = (baselines.block, baselines.filled, activity.hits, activity.observed)
         measured = (*self.precision.arrays(), *self.initial_levels.arrays(), *line, *self.weights.arrays())

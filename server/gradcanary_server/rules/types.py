@@ -25,6 +25,7 @@ Evidence = Literal[
     "fall",
     "straight",
     "siblings",
+    "follows",
     "threshold",
     "joined_late",
     "stopped",

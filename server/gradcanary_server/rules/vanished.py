@@ -36,7 +36,7 @@ MOST = [signals.MOST_UNUSED, signals.MOST_ZERO]
 TOLD = [signals.REGULAR, signals.SPORADIC, signals.NEVER, signals.NEVER_BUT_ZERO, *MOST]
 """Signals beside which it is not told again that most layers never had a gradient."""
 
-COLLAPSED = [signals.FALL, signals.SIBLINGS, signals.THRESHOLD]
+COLLAPSED = [signals.FALL, signals.SIBLINGS, signals.THRESHOLD, signals.FOLLOWS]
 
 _NEVER = [signals.NEVER, signals.NEVER_BUT_ZERO]
 _LOST = [signals.REGULAR, signals.SPORADIC, signals.HANDED_OVER]

@@ -37,6 +37,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("collapse", "straight"): ("gradients that fall exponentially", "exponentially: each step took the same part"),
     ("collapse", "threshold"): ("under the threshold", "under the threshold given for"),
     ("collapse", "siblings"): ("than similar layers", "than similar layers"),
+    ("collapse", "follows"): ("fell beside collapsed", "beside collapsed ones fell (from|to|at) "),
     ("collapse", "joined_late"): ("already low when the run was joined", "already low .*when the run was joined"),
     ("nonfinite", "loss"): ("^the loss became NaN or infinite", "^The loss became NaN or infinite"),
     ("nonfinite", "both"): ("^the loss became NaN or infinite", "^The loss and the gradients? of .* became NaN"),

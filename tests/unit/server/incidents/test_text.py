@@ -278,6 +278,14 @@ def test_gradients_that_shrink_with_depth_are_seen():
     assert scene(*far[:4], replace(far[4], value=1e-9), *far[5:], names=row).evidence == ()
 
 
+def test_an_explosion_beside_a_collapse_has_its_cause():
+    near = (causes.NearbyIncident(30, "collapse", "critical", 330),)
+    case = case_of(fired(0, rule="explosion", evidence=None, severity="warning"))
+    for beside, code in ((30, "beside_collapse"), (None, "exploding")):
+        incident = replace(case.incident, beside=beside)
+        assert causes.likely_cause(causes.CauseContext(incident, case.members, {}, near)).code == code
+
+
 def test_earlier_cause_comes_first():
     near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
     cause = scene(*[fired(number) for number in lora_a((3,))], near=near)

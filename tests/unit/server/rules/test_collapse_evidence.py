@@ -1,9 +1,12 @@
 """Collapse by siblings, by lateness and by a threshold; what clipping, skipping and partial samples may feed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gradcanary_server.rules.config import Collapse, LayerRule, Rules
+from gradcanary_server.rules.layer_config import compile_rules
 from gradcanary_server.rules.types import Jump
 from support.traces import ACCUMULATED, NONFINITE, PARTIAL, POST_CLIP, Trace, fired, healthy, launch, lora, run
 
@@ -308,3 +311,38 @@ def test_a_line_that_ends_low_stays_a_warning_and_a_recovery_ends_it():
         ("fired", "warning"),
         ("resolved", "warning"),
     ]
+
+
+def dying(beside: int, *, share: float = 1.0, collapses: bool = True) -> tuple[set[tuple[str, int, str]], tuple]:
+    """Let block 3 collapse and a lora_B be exactly zero more and more often; it had a gradient in a share of steps."""
+    random = np.random.default_rng(4)
+    absmax = healthy(1_000)
+    dying = 2 * beside + 1
+    absmax[: 300 if collapses else 0, dying] *= random.random(300 if collapses else 0) < share
+    if collapses:
+        absmax[300:, 6] *= 1e-4
+    fades = np.clip((np.arange(700) - 100) / 200, 0, 1)
+    absmax[300:, dying] *= (random.random(700) >= fades) * 10 ** -(2 * fades)
+    _, changes = run(Trace(absmax))
+    found = {(change.rule, change.layer, change.evidence) for change in changes if change.kind == "fired"}
+    return found, changes
+
+
+@pytest.mark.parametrize("beside", [2, 3, 4])
+def test_a_dense_layer_that_dies_beside_a_collapse_joins_it(beside):
+    found, changes = dying(beside)
+    assert found == {("collapse", 6, "fall"), ("collapse", 2 * beside + 1, "follows")}
+    assert [change.severity for change in changes] == ["critical", "warning"]
+
+
+def test_a_layer_that_dies_elsewhere_or_alone_or_was_idle_before_does_not_join():
+    assert dying(6)[0] == {("collapse", 6, "fall"), ("vanished", 13, "sporadic")}
+    assert dying(3, collapses=False)[0] == {("vanished", 7, "sporadic")}
+    assert dying(3, share=0.2)[0] == {("collapse", 6, "fall"), ("vanished", 7, "sporadic")}
+
+
+def test_layers_without_a_block_are_beside_all():
+    names = ("input.weight", "blocks.0.up", "blocks.1.up", "blocks.3.up", "others.1.up")
+    config = compile_rules(tuple(replace(lora()[0], number=n, name=name) for n, name in enumerate(names)), Rules())
+    assert config.beside(np.eye(5, dtype=np.bool_)[1]).tolist() == [True, True, True, False, False]
+    assert config.beside(np.eye(5, dtype=np.bool_)[0]).all()
