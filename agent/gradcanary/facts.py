@@ -116,6 +116,14 @@ def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     return wire.Fact("not_optimized", text, tuple(names))
 
 
+def undone_updates(names: Sequence[str], step: int) -> wire.Fact:
+    """Return the fact that updates of the optimizer are undone before its next step."""
+    compared = wording.count(len(names), "parameter")
+    text = f"Until step {step:,}, updates of {compared} were compared: the optimizer had changed the weights, and when "
+    text += "a later step began, all were back at their values of before."
+    return wire.Fact("undone_updates", text, tuple(names))
+
+
 def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wire.Fact:
     """Return the fact that parameters of the model are no layers, as their requires_grad is False.
 

@@ -147,6 +147,28 @@ def strided_sample(tensor: Tensor, most: int) -> Tensor | None:
     return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
 
 
+def strided_row(tensor: Tensor, count: int, shift: int) -> Tensor | None:
+    """Return exactly ``count`` elements at equal distances, as a view, or all of a smaller tensor.
+
+    ``shift`` moves the first one. Return None for a large tensor that is contiguous in no order of its dimensions.
+    """
+    elements = tensor.numel()
+    if elements <= count:
+        return tensor.reshape(-1)
+    if _in_a_row(tensor) is None:
+        return None
+    stride = elements // count - 1 | 1  # odd, as above
+    first = shift % (elements - (count - 1) * stride)
+    return tensor.as_strided((count,), (stride,), tensor.storage_offset() + first)
+
+
+def row_norms(values: Tensor) -> Tensor:
+    """Return the L2 norm of each row. Squares of small float32 numbers would underflow."""
+    largest = values.abs().amax(1).clamp_min(_TINY)
+    norms: Tensor = torch.linalg.vector_norm(values / largest[:, None], dim=1)
+    return norms * largest
+
+
 def norm_factors(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return two factors of an L2 norm, and overwrite the values. Squares of small float32 numbers would underflow."""
     largest = _absmax(values).clamp_min(_TINY)
