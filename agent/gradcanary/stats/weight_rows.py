@@ -114,12 +114,12 @@ class WeightRows:
 def changes_of(part: Part, columns: Sequence[Sequence[float]]) -> dict[int, tuple[float, float]]:
     """Return the norms of the change and of the weights by position, scaled from the row to all elements.
 
-    A layer without a change is left out if no element of its row had a gradient.
+    A layer is left out if no element of its row had a gradient: others may have one, and move.
     """
     found = {}
     for position, size, *norms, has_gradient in zip(part.layers, part.sizes, *columns, strict=True):
         change, weights = (norm * max(size / ELEMENTS, 1.0) ** 0.5 for norm in norms)
-        if change or has_gradient:
+        if has_gradient:
             found[position] = change, weights
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, fields
@@ -20,7 +21,7 @@ _DIGITS = re.compile(r"\d+")
 
 Value = TypeVar("Value")
 
-FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "fp16_underflow")
+FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "no_update", "fp16_underflow")
 """Rules over numbers measured in float32, compared in float32: a measured error of 0.05 is not over 0.05."""
 
 
@@ -57,7 +58,7 @@ class LayerRules:
     ``columns`` int64[L] are layer numbers, ``shapes`` uint32[L] checksums of shapes; ``enter_level`` is log10;
     ``by_fall``, ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
     where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
-    of each layer, -1 = none; ``is_half`` are float16 parameters.
+    of each layer, -1 = none; ``is_half`` are float16 parameters, ``is_low`` these and bfloat16; ``numel`` are elements.
     """
 
     columns: Ints
@@ -79,6 +80,8 @@ class LayerRules:
     groups: int
     group: Ints
     is_half: Mask
+    is_low: Mask
+    numel: Floats
     nonfinite: LayerThresholds
     explosion: LayerThresholds
     vanished: LayerThresholds
@@ -87,6 +90,7 @@ class LayerRules:
     accumulator: LayerThresholds
     frozen: LayerThresholds
     in_vain: LayerThresholds
+    no_update: LayerThresholds
     second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
@@ -167,6 +171,8 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
         group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
         is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
+        is_low=np.array([layer.param_dtype in ("bfloat16", "float16") for layer in layers], np.bool_),
+        numel=np.array([math.prod(layer.shape) for layer in layers], np.float64),
         **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
     )
 

@@ -108,7 +108,7 @@ def apply_layer_set(state: RuleState, launch: Launch, config: LayerRules) -> tup
     removed = tuple(resolutions(firing, find_firing(state), launch.first_step, "layer_gone"))
     state.below_threshold[leaves] = False
     replaced = columns[reshaped]
-    for arrays in (state.baselines, state.activity, state.precision, state.initial_levels):
+    for arrays in (state.baselines, state.activity, state.precision, state.updates, state.initial_levels):
         arrays.forget(replaced)
     state.alive[replaced] = state.accepted[replaced] = False
     if is_new:
@@ -145,6 +145,7 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
     state.baselines.drop_blocks()
     state.activity.forget(slice(None))
     state.precision.forget(slice(None))
+    state.updates.forget(slice(None))
     state.scores.reset_pending()
     state.of_run.reset_pending()
     state.losses = np.zeros(0)

@@ -44,7 +44,13 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-LAYER_SIGNALS = 25
+UNMOVED, APART, TINY = 25, 26, 27
+"""Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly."""
+
+NO_RATE, UNDONE = 32, 33
+"""Evidence of no_update, too: a learning rate of zero, and updates that are undone, a static finding."""
+
+LAYER_SIGNALS = 34
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -97,6 +103,13 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(NO_SCALER, "no_scaler", WARNING),
         Signal(UNDERFLOW, "zeros", WARNING),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
+    ),
+    "no_update": (
+        Signal(APART, "apart", WARNING),
+        Signal(TINY, "tiny", WARNING),
+        Signal(NO_RATE, "no_rate", WARNING),
+        Signal(UNMOVED, "unmoved", CRITICAL),
+        Signal(UNDONE, "undone", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
     "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),

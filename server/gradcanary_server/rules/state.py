@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
 from gradcanary_server.rules.baselines import Baselines, InitialLevels
+from gradcanary_server.rules.no_update import Updates
 from gradcanary_server.rules.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
 from gradcanary_server.rules.types import (
@@ -102,6 +103,7 @@ class RuleState:
     baselines: Baselines
     activity: Activity
     precision: Precision
+    updates: Updates
     scores: Scores
     of_run: Scores
     resolve_after: NDArray[np.float32]
@@ -123,6 +125,7 @@ class RuleState:
             baselines=Baselines.none(layers, observations),
             activity=Activity.none(layers),
             precision=Precision.none(layers),
+            updates=Updates.none(layers),
             scores=Scores.none(layers, LAYER_SIGNALS),
             of_run=Scores.none(1, RUN_SIGNALS),
             resolve_after=np.zeros(layers, np.float32),
@@ -143,6 +146,7 @@ class RuleState:
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
             self.scores, self.initial_levels = self.scores.widen(layers), self.initial_levels.widen(layers)
             self.activity, self.precision = self.activity.widen(layers), self.precision.widen(layers)
+            self.updates = self.updates.widen(layers)
         if more > 0 or observations > len(self.baselines.block):
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -198,7 +202,7 @@ class RuleState:
         plain = (self.present, self.alive, self.below_threshold, self.shapes, self.resolve_after, baselines.level)
         idle = (activity.previous_hits, activity.longest_idle, activity.idle)
         since = (activity.idle_since, activity.frozen_by_script)
-        often = (baselines.block, baselines.filled, activity.hits, activity.observed)
+        often = (*self.updates.arrays(), baselines.block, baselines.filled, activity.hits, activity.observed)
         return (*plain, *idle, *since, *self.precision.arrays(), *self.initial_levels.arrays(), *often)
 
     @classmethod

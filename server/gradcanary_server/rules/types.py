@@ -34,6 +34,11 @@ Evidence = Literal[
     "low_precision_sum",
     "rounded",
     "clipped",
+    "unmoved",
+    "apart",
+    "tiny",
+    "no_rate",
+    "undone",
     "measured",
     "no_scaler",
     "zeros",
@@ -64,7 +69,8 @@ class Launch:
     """One start of a job, with one layer set.
 
     ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
-    began later and before; ``facts`` are those that the agents of the run have reported until now.
+    began later and before; ``facts`` are those that the agents of the run have reported until now; ``optimizers`` are
+    the class names by parameter group, as far as they are known.
     """
 
     number: int
@@ -76,6 +82,7 @@ class Launch:
     newer: frozenset[int] = frozenset()
     older: frozenset[int] = frozenset()
     facts: tuple[Fact, ...] = ()
+    optimizers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,210 @@
+"""The detector of weights that do not move, or hardly, though they have a gradient.
+
+Layers are measured in turns, all within 200 steps, so the last measurement of each is kept and judged each 100 steps. A
+small change is judged only where it cannot be the setting's: a layer is compared with all others by its change, by the
+change over its learning rate, and by that over its gradient, because optimizers differ in which of them is alike.
+Weights of low precision are judged by the rules frozen and in_vain. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.rules import signals
+from gradcanary_server.rules.precision import TURN_EVERY
+from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE, Vote
+from gradcanary_server.rules.steps import AT_ONCE, Context, Detector, LayerPlanes, Span, Step
+from gradcanary_server.rules.types import Floats, Ints, LayerArrays, Mask, Votes, layer_array
+from gradcanary_server.rules.warmup import find_learning
+
+JUDGED_EACH = 100
+"""Steps: half of the layers have a new measurement."""
+
+OBSERVATIONS = 2
+"""Measurements without any change, of elements that have a gradient: a single one is a step that was left out."""
+
+TWICE = np.array(2 * MAX_WEIGHT_IDLE, np.float32)
+"""Two judgements, between which each layer is measured again."""
+
+LEAST_LAYERS = 8
+"""Layers whose median is the level of all."""
+
+ALL_SEEN = 2 * JUDGED_EACH
+"""Steps within which all layers are measured."""
+
+BY_THE_RATE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "FusedAdam", "DeepSpeedCPUAdam", "Adam8bit")
+"""Optimizers that move a weight by about the learning rate: even pure noise gives Adam a fifth of it."""
+
+STOPS_ITSELF = ("LBFGS",)
+"""Optimizers that do not move the weights once a gradient is small."""
+
+
+@dataclass
+class Updates(LayerArrays):
+    """The last measured change of each layer. Arrays [N]: ``ratio`` to its weights, and log10 of its root mean square
+    over the learning rate (``by_rate``) and over that and the gradient's (``by_gradient``); float32, NaN = none yet.
+    ``most_by_rate`` is the largest of the launch. ``still`` uint8 counts the last measurements without any change,
+    since ``since``.
+    """
+
+    ratio: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    by_gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    most_by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    still: NDArray[np.uint8] = layer_array(np.uint8)
+    since: Ints = layer_array(np.int64, -1)
+
+    def add(self, columns: Ints, steps: Ints, changes: Changes) -> None:
+        """Add the measurements of n steps, in one piece or in several."""
+        is_measured = ~np.isnan(changes.ratio)
+        has_moved = is_measured & (changes.ratio > 0)
+        rows = np.arange(len(steps))[:, None]
+        for name in ("ratio", "by_rate", "by_gradient"):
+            values, array = getattr(changes, name), getattr(self, name)
+            last = np.where(is_measured, rows, -1).max(axis=0)
+            array[columns] = np.where(last < 0, array[columns], np.take_along_axis(values, last[None].clip(0), 0)[0])
+        most = np.fmax.reduce(changes.by_rate, axis=0)
+        self.most_by_rate[columns] = np.fmax(self.most_by_rate[columns], most)
+        last_move = np.where(has_moved, rows, -1).max(axis=0)
+        is_still = is_measured & ~has_moved & (rows > last_move)
+        before = np.where(last_move < 0, self.still[columns], 0)
+        began = (before == 0) & is_still.any(axis=0)
+        since = np.where(began, steps[is_still.argmax(axis=0)], np.where(last_move < 0, self.since[columns], -1))
+        self.still[columns] = np.minimum(before + is_still.sum(axis=0), 255)
+        self.since[columns] = since
+
+    def median_ratio(self, layers: Mask) -> float | None:
+        """Return the median change of these layers, None if none was measured."""
+        known = self.ratio[layers & ~np.isnan(self.ratio)]
+        return float(np.median(known)) if len(known) else None
+
+    def forget_still(self, columns: Ints) -> None:
+        """Let the counts begin again."""
+        self.still[columns], self.since[columns] = 0, -1
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Measured changes of n steps, [n, L], like those of :class:`Updates`; NaN where a layer has no gradient."""
+
+    ratio: NDArray[np.float32]
+    by_rate: NDArray[np.float32]
+    by_gradient: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, samples: LayerPlanes, group: Ints, numel: Floats) -> Changes | None:
+        """Return the changes of a step or of several, None without any."""
+        found, norms = samples.values.get("update_ratio"), samples.values.get("weight_norm")
+        if found is None or norms is None:
+            return None
+        absmax, norm, lr = np.atleast_2d(samples.absmax), np.atleast_2d(samples.norm), np.atleast_2d(samples.lr)
+        ratio = np.where(absmax > 0, np.atleast_2d(found), np.nan).astype(np.float32)
+        if np.isnan(ratio).all():
+            return None
+        rates = np.hstack([lr, np.full((len(lr), 1), np.nan)])[:, group]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change = ratio.astype(np.float64) * np.atleast_2d(norms) / np.where(rates > 0, rates, np.nan)
+            change = np.where(change > 0, change, np.nan)
+            by_rate = np.log10(change / np.sqrt(numel)).astype(np.float32)
+            by_gradient = np.log10(change / np.where(norm > 0, norm, np.nan)).astype(np.float32)
+        return cls(ratio, by_rate, by_gradient)
+
+
+class NoUpdateDetector(Detector):
+    """Votes of the rule no_update."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        batch = context.batch
+        if self.config.no_update.is_on and "update_ratio" in batch.values:
+            self.eventful = np.asarray(batch.steps % JUDGED_EACH == 0)
+
+    def skip(self, span: Span) -> None:
+        self._add(span.samples.between(0, len(span)), span.samples.steps[: len(span)])
+
+    def observe(self, step: Step) -> Iterator[Vote]:
+        sample = step.sample
+        self._add(sample, np.array([sample.step]))
+        if not self.config.no_update.is_on or "update_ratio" not in sample.values or sample.step % JUDGED_EACH:
+            return
+        progress, columns = self.state.progress, self.config.columns
+        settled = sample.step - progress.last_rise
+        if not progress.grace_over or settled < max(JUDGED_EACH, sample.every):
+            self.state.updates.forget_still(columns)
+            return
+        judged = self._judged(sample.step)
+        updates = self.state.updates
+        since = np.where(updates.since[columns] < 0, sample.step, updates.since[columns])
+        for signal, bad in ((signals.UNMOVED, judged.unmoved), (signals.NO_RATE, judged.no_rate)):
+            yield self.vote(signal, step, _votes(bad, judged.moved), fire_after=AT_ONCE, since=since, every=TURN_EVERY)
+        yield self._pair(signals.APART, step, _votes(self._apart(judged.moved), judged.moved))
+        tiny = self._tiny(judged) if settled >= max(ALL_SEEN, sample.every) else np.zeros_like(judged.moved)
+        yield self._pair(signals.TINY, step, _votes(tiny, judged.moved))
+
+    def _add(self, samples: LayerPlanes, steps: Ints) -> None:
+        changes = Changes.of(samples, self.config.group, self.config.numel) if len(steps) else None
+        if changes is not None:
+            self.state.updates.add(self.config.columns, steps, changes)
+
+    def _pair(self, signal: int, step: Step, votes: Votes) -> Vote:
+        since = max(step.sample.step - max(JUDGED_EACH, step.sample.every), 0)
+        return self.vote(signal, step, votes, fire_after=TWICE, since=since, every=TURN_EVERY)
+
+    def _judged(self, step: int) -> Judged:
+        """Return the layers whose learning rate is neither over nor unknown, by their last measurements."""
+        config, progress, updates = self.config, self.state.progress, self.state.updates
+        least, grace = self.context.rules.no_update.least_lr_share, self.context.rules.grace
+        is_judged = find_learning(progress, config, least) & config.no_update.enabled & ~config.is_low
+        rates = np.array([*progress.lr, np.nan])[np.minimum(config.group, len(progress.lr))]
+        is_still = is_judged & (updates.still[config.columns] >= OBSERVATIONS)
+        has_others = any(rate > 0 for rate in progress.lr) or step - self.context.launch.first_step >= grace.max_steps
+        return Judged(
+            unmoved=is_still & (rates > 0) & ~self._is_of(STOPS_ITSELF),
+            no_rate=is_still & (rates == 0) & has_others,
+            moved=is_judged & (updates.ratio[config.columns] > 0),
+        )
+
+    def _is_of(self, optimizers: tuple[str, ...]) -> Mask:
+        """Return the layers of groups of these optimizers."""
+        kinds = [*(kind in optimizers for kind in self.context.launch.optimizers), False]
+        return np.array(kinds, np.bool_)[np.where(self.config.group < len(kinds), self.config.group, -1)]
+
+    def _apart(self, moved: Mask) -> Mask:
+        """Return the layers decades under the median of all, whatever they are compared by."""
+        columns, updates = self.config.columns, self.state.updates
+        with np.errstate(divide="ignore"):
+            levels = np.stack(
+                [np.log10(updates.ratio[columns]), updates.by_rate[columns], updates.by_gradient[columns]]
+            )
+        is_known = moved & np.isfinite(levels).all(axis=0)
+        if is_known.sum() < LEAST_LAYERS:
+            return np.zeros_like(moved)
+        medians = np.median(levels[:, is_known], axis=1)[:, None]
+        is_apart: Mask = is_known & (medians - levels >= self.config.no_update.apart_decades).all(axis=0)
+        return is_apart
+
+    def _tiny(self, judged: Judged) -> Mask:
+        """Return the layers that move, if all do hardly: by their weights, or by what their optimizer would move."""
+        rule, columns, updates = self.config.no_update, self.config.columns, self.state.updates
+        is_slow = self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
+        is_tiny: Mask = judged.moved & ((updates.ratio[columns] < rule.ratio) | is_slow)
+        is_all = (is_tiny | judged.unmoved | judged.no_rate)[judged.moved | judged.unmoved | judged.no_rate].all()
+        return is_tiny & bool(is_all)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Layers that never moved, with a learning rate or without one, and layers that moved; bool[L]."""
+
+    unmoved: Mask
+    no_rate: Mask
+    moved: Mask
+
+
+def _votes(is_bad: Mask, is_measured: Mask) -> Votes:
+    votes: Votes = is_bad.astype(np.int8) - (is_measured & ~is_bad).astype(np.int8)
+    return votes
