@@ -36,8 +36,19 @@ LEAST_LAYERS = 8
 ALL_SEEN = 2 * JUDGED_EACH
 """Steps within which all layers are measured."""
 
+FINEST = 2.0**-25
+"""Of a float32 number: half of the distance to the next one, at most. A smaller change is rounded away."""
+
+MOST_OF_RATE = 4.0
+"""The most that Adam moves a weight by, in learning rates, with its usual betas: 0.1 / sqrt(0.001) is 3.2."""
+
+MOST_OF_GRADIENT = 10.0
+"""The same of SGD, in learning rates times the gradient, with a momentum of 0.9."""
+
 BY_THE_RATE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "FusedAdam", "DeepSpeedCPUAdam", "Adam8bit")
 """Optimizers that move a weight by about the learning rate: even pure noise gives Adam a fifth of it."""
+
+BY_THE_GRADIENT = ("SGD",)
 
 STOPS_ITSELF = ("LBFGS",)
 """Optimizers that do not move the weights once a gradient is small."""
@@ -48,13 +59,15 @@ class Updates(LayerArrays):
     """The last measured change of each layer. Arrays [N]: ``ratio`` to its weights, and log10 of its root mean square
     over the learning rate (``by_rate``) and over that and the gradient's (``by_gradient``); float32, NaN = none yet.
     ``most_by_rate`` is the largest of the launch. ``still`` uint8 counts the last measurements without any change,
-    since ``since``.
+    since ``since``; ``size`` is the root mean square of the weights, ``gradient`` the largest one.
     """
 
     ratio: NDArray[np.float32] = layer_array(np.float32, np.nan)
     by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
     by_gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
     most_by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    size: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
     still: NDArray[np.uint8] = layer_array(np.uint8)
     since: Ints = layer_array(np.int64, -1)
 
@@ -63,7 +76,7 @@ class Updates(LayerArrays):
         is_measured = ~np.isnan(changes.ratio)
         has_moved = is_measured & (changes.ratio > 0)
         rows = np.arange(len(steps))[:, None]
-        for name in ("ratio", "by_rate", "by_gradient"):
+        for name in ("ratio", "by_rate", "by_gradient", "size", "gradient"):
             values, array = getattr(changes, name), getattr(self, name)
             last = np.where(is_measured, rows, -1).max(axis=0)
             array[columns] = np.where(last < 0, array[columns], np.take_along_axis(values, last[None].clip(0), 0)[0])
@@ -94,6 +107,8 @@ class Changes:
     ratio: NDArray[np.float32]
     by_rate: NDArray[np.float32]
     by_gradient: NDArray[np.float32]
+    size: NDArray[np.float32]
+    gradient: NDArray[np.float32]
 
     @classmethod
     def of(cls, samples: LayerPlanes, group: Ints, numel: Floats) -> Changes | None:
@@ -107,11 +122,12 @@ class Changes:
             return None
         rates = np.hstack([lr, np.full((len(lr), 1), np.nan)])[:, group]
         with np.errstate(divide="ignore", invalid="ignore"):
+            size = np.atleast_2d(norms) / np.sqrt(numel)
             change = ratio.astype(np.float64) * np.atleast_2d(norms) / np.where(rates > 0, rates, np.nan)
             change = np.where(change > 0, change, np.nan)
             by_rate = np.log10(change / np.sqrt(numel)).astype(np.float32)
             by_gradient = np.log10(change / np.where(norm > 0, norm, np.nan)).astype(np.float32)
-        return cls(ratio, by_rate, by_gradient)
+        return cls(ratio, by_rate, by_gradient, size.astype(np.float32), absmax.astype(np.float32))
 
 
 class NoUpdateDetector(Detector):
@@ -139,11 +155,18 @@ class NoUpdateDetector(Detector):
         judged = self._judged(sample.step)
         updates = self.state.updates
         since = np.where(updates.since[columns] < 0, sample.step, updates.since[columns])
-        for signal, bad in ((signals.UNMOVED, judged.unmoved), (signals.NO_RATE, judged.no_rate)):
+        too_fine = judged.unmoved & self._is_finer()
+        still = {
+            signals.NO_RATE: judged.no_rate,
+            signals.UNMOVED: judged.unmoved & ~too_fine,
+            signals.TOO_FINE: too_fine,
+        }
+        for signal, bad in still.items():
             yield self.vote(signal, step, _votes(bad, judged.moved), fire_after=AT_ONCE, since=since, every=TURN_EVERY)
         yield self._pair(signals.APART, step, _votes(self._apart(judged.moved), judged.moved))
-        tiny = self._tiny(judged) if settled >= max(ALL_SEEN, sample.every) else np.zeros_like(judged.moved)
-        yield self._pair(signals.TINY, step, _votes(tiny, judged.moved))
+        for signal, tiny in self._tiny(judged).items():
+            is_long = settled >= max(ALL_SEEN, sample.every)
+            yield self._pair(signal, step, _votes(tiny & is_long, judged.moved))
 
     def _add(self, samples: LayerPlanes, steps: Ints) -> None:
         changes = Changes.of(samples, self.config.group, self.config.numel) if len(steps) else None
@@ -159,14 +182,27 @@ class NoUpdateDetector(Detector):
         config, progress, updates = self.config, self.state.progress, self.state.updates
         least, grace = self.context.rules.no_update.least_lr_share, self.context.rules.grace
         is_judged = find_learning(progress, config, least) & config.no_update.enabled & ~config.is_low
-        rates = np.array([*progress.lr, np.nan])[np.minimum(config.group, len(progress.lr))]
-        is_still = is_judged & (updates.still[config.columns] >= OBSERVATIONS)
+        is_still = (updates.still[config.columns] >= OBSERVATIONS) & config.no_update.enabled
         has_others = any(rate > 0 for rate in progress.lr) or step - self.context.launch.first_step >= grace.max_steps
         return Judged(
-            unmoved=is_still & (rates > 0) & ~self._is_of(STOPS_ITSELF),
-            no_rate=is_still & (rates == 0) & has_others,
+            unmoved=is_still & is_judged & ~self._is_of(STOPS_ITSELF),
+            no_rate=is_still & (self._by_group(progress.highest_lr) == 0) & has_others,
             moved=is_judged & (updates.ratio[config.columns] > 0),
         )
+
+    def _by_group(self, rates: tuple[float, ...]) -> Floats:
+        """Return a number of each layer's parameter group, NaN where it is unknown."""
+        by_group = np.array([*rates, np.nan])
+        return by_group[np.where(self.config.group < len(rates), self.config.group, -1)]
+
+    def _is_finer(self) -> Mask:
+        """Return the layers whose optimizer takes steps that float32 weights of their size round away."""
+        columns, updates, rates = self.config.columns, self.state.updates, self._by_group(self.state.progress.lr)
+        by_gradient = MOST_OF_GRADIENT * rates * updates.gradient[columns]
+        step = np.where(self._is_of(BY_THE_GRADIENT), by_gradient, np.inf)
+        step = np.where(self._is_of(BY_THE_RATE), MOST_OF_RATE * rates, step)
+        is_finer: Mask = step < FINEST * updates.size[columns]
+        return is_finer
 
     def _is_of(self, optimizers: tuple[str, ...]) -> Mask:
         """Return the layers of groups of these optimizers."""
@@ -187,13 +223,13 @@ class NoUpdateDetector(Detector):
         is_apart: Mask = is_known & (medians - levels >= self.config.no_update.apart_decades).all(axis=0)
         return is_apart
 
-    def _tiny(self, judged: Judged) -> Mask:
-        """Return the layers that move, if all do hardly: by their weights, or by what their optimizer would move."""
+    def _tiny(self, judged: Judged) -> dict[int, Mask]:
+        """Return the layers that move, by signal, if all do hardly: by their weights, or by what Adam would move."""
         rule, columns, updates = self.config.no_update, self.config.columns, self.state.updates
-        is_slow = self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
-        is_tiny: Mask = judged.moved & ((updates.ratio[columns] < rule.ratio) | is_slow)
-        is_all = (is_tiny | judged.unmoved | judged.no_rate)[judged.moved | judged.unmoved | judged.no_rate].all()
-        return is_tiny & bool(is_all)
+        is_slow = judged.moved & self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
+        is_tiny = judged.moved & ~is_slow & (updates.ratio[columns] < rule.ratio)
+        is_all = not (judged.moved & ~is_slow & ~is_tiny).any()
+        return {signals.TINY: is_tiny & is_all, signals.SLOW: is_slow & is_all}
 
 
 @dataclass(frozen=True)

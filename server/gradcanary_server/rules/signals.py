@@ -47,10 +47,11 @@ VAIN, VAIN_CLIPPED = 23, 24
 UNMOVED, APART, TINY = 25, 26, 27
 """Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly."""
 
-NO_RATE, UNDONE = 32, 33
-"""Evidence of no_update, too: a learning rate of zero, and updates that are undone, a static finding."""
+NO_RATE, UNDONE, TOO_FINE, SLOW = range(32, 36)
+"""Evidence of no_update, too: a learning rate of zero; updates that are undone, a static finding; steps finer than the
+weights; all weights of an optimizer like Adam that move by a small part of the learning rate."""
 
-LAYER_SIGNALS = 34
+LAYER_SIGNALS = 36
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -107,8 +108,10 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "no_update": (
         Signal(APART, "apart", WARNING),
         Signal(TINY, "tiny", WARNING),
+        Signal(SLOW, "slow", WARNING),
         Signal(NO_RATE, "no_rate", WARNING),
         Signal(UNMOVED, "unmoved", CRITICAL),
+        Signal(TOO_FINE, "too_fine", CRITICAL),
         Signal(UNDONE, "undone", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),

@@ -39,6 +39,8 @@ Evidence = Literal[
     "tiny",
     "no_rate",
     "undone",
+    "too_fine",
+    "slow",
     "measured",
     "no_scaler",
     "zeros",

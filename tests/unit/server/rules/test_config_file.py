@@ -23,6 +23,7 @@ rules:
   accumulator: {warn_above: 0.01, notify: false}
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
   in_vain: {share: 0.95, steps: 100, least_lr_share: 0.1}
+  no_update: {ratio: 1.0e-7, rate_share: 0.01, apart_decades: 2.0, least_lr_share: 0.1, notify: false}
   second_moments: {notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
