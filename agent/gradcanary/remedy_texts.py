@@ -111,8 +111,7 @@ _RATE_ZERO = (
 _CANNOT_MOVE = "Raise the learning rate, or scale the weights down. Float64 weights have room for such steps as well."
 _UNMOVED = (
     "Print the norm of the gradients right before optimizer.step(), and the optimizer's settings. If the norm is zero "
-    "or tiny, look for what clears, clips or scales gradients before the step. If not, compare a weight before and "
-    "after it."
+    "or tiny, look for what clears or scales gradients before the step. If not, compare a weight before and after it."
 )
 _EPSILON = "Set eps back to its default, 1e-8 for Adam, or far under the size of the gradients."
 _SMALL_CLIP = (

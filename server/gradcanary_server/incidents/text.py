@@ -110,17 +110,17 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
     ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
     ("no_update", "undone"): Words(
-        "{count} {have} updates that are undone, seen {at}",
+        "{count} {have} undone updates, seen {at}",
         "{layers} {are} changed by the optimizer and {have} the old weights again when a later step begins, seen {at}",
     ),
     ("no_update", "too_fine"): Words(_UNMOVED, f"{_NO_CHANGE}: a step is finer than {{their}} precision"),
     ("no_update", "unmoved"): Words(_UNMOVED, _NO_CHANGE),
     ("no_update", "no_rate"): Words(
         "{count} {have} a learning rate of zero {since}",
-        "{layers} {have} gradients and a learning rate of zero: {their} weights have not moved {since}",
+        "{layers} {have} gradients, and a learning rate of zero in all steps {since}",
     ),
     ("no_update", "slow"): Words(
-        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer should move them, {{since}}"
+        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer moves weights, {{since}}"
     ),
     ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
     ("no_update", "apart"): Words(

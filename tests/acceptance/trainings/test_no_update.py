@@ -47,7 +47,7 @@ def watched(collector: Collector, name: str, job: Job) -> list[dict[str, Any]]:
     """Train a job under watch, and return its incidents of the rule, in full."""
     with gradcanary.watch(job.model, job.optimizer, url=collector.url, run=name, every=1):
         job.train()
-    listed = collector.get("/api/v1/incidents", run=name, state="all").json()["incidents"]
+    listed = collector.get("/api/v1/incidents", run=name).json()["incidents"]
     found = [each for each in listed if each["rule"] == "no_update"]
     return [collector.get(f"/api/v1/incidents/{each['id']}").json() for each in found]
 
