@@ -374,8 +374,9 @@ class EffectiveDtypes:
             self._believed[layer] = shown
 
 
-CERTAIN_UNDONE = 3
-"""Samples in a row that find all updates undone, before a fact is made of them."""
+CERTAIN_UNDONE, UNDONE_STEPS = 3, 50
+"""Samples in a row that find all updates undone, and the steps that they span, before a fact is made of them: a loop may
+try some steps and load the old weights again."""
 
 
 class UndoneUpdates:
@@ -383,6 +384,7 @@ class UndoneUpdates:
 
     def __init__(self) -> None:
         self._times = 0
+        self._since = 0
         self._layers: set[int] = set()
         self._is_reported = False
 
@@ -391,9 +393,11 @@ class UndoneUpdates:
         if not found.had_moved:
             return ()
         is_undone = found.undone == found.had_moved
+        self._since = self._since if self._times else step
         self._times = self._times + 1 if is_undone else 0
         self._layers = self._layers | found.undone if is_undone else set()
-        if self._times < CERTAIN_UNDONE or len(self._layers) < min(2, len(layers)) or self._is_reported:
+        is_certain = self._times >= CERTAIN_UNDONE and step - self._since >= UNDONE_STEPS
+        if not is_certain or len(self._layers) < min(2, len(layers)) or self._is_reported:
             return ()
         self._is_reported = True
         return (facts.undone_updates([layers[layer].name for layer in sorted(self._layers)], step),)

@@ -211,9 +211,9 @@ class NoUpdate(Section):
     ratio: Positive = 1e-7
     """Of a step's change to the weights, under which all of them hardly move: in a million steps that all go the same
     way they would change by a tenth, and the precision of float32 is about as much."""
-    rate_share: Share = 0.01
-    """Of the learning rate, by which an Adam would move a weight: pure noise gives a fifth of it, and a gradient that
-    comes once in a hundred thousand steps still a fiftieth."""
+    rate_share: Share = 0.05
+    """Of the learning rate, by which Adam would move a weight: its first step is the whole of it, and gradients of pure
+    noise give 0.23 of it later, with the usual betas."""
     apart_decades: Decades = 2.0
     """Under the median of all layers. Norms, whose weights are 1, are 1.7 decades under matrices."""
     least_lr_share: Share = 0.1

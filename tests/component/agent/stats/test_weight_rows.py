@@ -83,7 +83,7 @@ def undone(collector: Recorded, model: nn.Module, after_step: Callable[[], objec
     """Train with this after each step, and return the facts about undone updates."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with gradcanary.watch(model, optimizer, url=collector.url, run="undone", every=1):
-        for _ in range(60):
+        for _ in range(80):
             model(torch.randn(8, 16)).square().mean().backward()
             optimizer.step()
             after_step()
