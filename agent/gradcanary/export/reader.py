@@ -375,8 +375,8 @@ class EffectiveDtypes:
 
 
 CERTAIN_UNDONE, UNDONE_STEPS = 3, 50
-"""Samples in a row that find all updates undone, and the steps that they span, before a fact is made of them: a loop may
-try some steps and load the old weights again."""
+"""Samples in a row that find all updates undone, and the steps that they span, before a fact is made of them. A loop
+may try some steps and load the old weights again."""
 
 
 class UndoneUpdates:

@@ -72,23 +72,21 @@ class Updates(LayerArrays):
     since: Ints = layer_array(np.int64, -1)
 
     def add(self, columns: Ints, steps: Ints, changes: Changes) -> None:
-        """Add the measurements of n steps, in one piece or in several."""
-        is_measured = ~np.isnan(changes.ratio)
-        has_moved = is_measured & (changes.ratio > 0)
-        rows = np.arange(len(steps))[:, None]
+        """Add the measurements of n steps of the layers at ``columns``, at once or one by one."""
+        layers = columns[changes.columns]
         for name in ("ratio", "by_rate", "by_gradient", "size", "gradient"):
-            values, array = getattr(changes, name), getattr(self, name)
-            last = np.where(is_measured, rows, -1).max(axis=0)
-            array[columns] = np.where(last < 0, array[columns], np.take_along_axis(values, last[None].clip(0), 0)[0])
-        most = np.fmax.reduce(changes.by_rate, axis=0)
-        self.most_by_rate[columns] = np.fmax(self.most_by_rate[columns], most)
-        last_move = np.where(has_moved, rows, -1).max(axis=0)
-        is_still = is_measured & ~has_moved & (rows > last_move)
+            getattr(self, name)[layers] = getattr(changes, name)  # of several of a layer the last one stays
+        np.fmax.at(self.most_by_rate, layers, changes.by_rate)
+        has_moved = changes.ratio > 0
+        last_move, first_still = np.full(len(columns), -1), np.full(len(columns), -1)
+        last_move[changes.columns[has_moved]] = changes.rows[has_moved]
+        is_still = ~has_moved & (changes.rows > last_move[changes.columns])
+        rows, stills = changes.rows[is_still], changes.columns[is_still]
+        first_still[stills[::-1]] = steps[rows[::-1]]
         before = np.where(last_move < 0, self.still[columns], 0)
-        began = (before == 0) & is_still.any(axis=0)
-        since = np.where(began, steps[is_still.argmax(axis=0)], np.where(last_move < 0, self.since[columns], -1))
-        self.still[columns] = np.minimum(before + is_still.sum(axis=0), 255)
-        self.since[columns] = since
+        since = np.where(last_move < 0, self.since[columns], -1)
+        self.since[columns] = np.where((before == 0) & (first_still >= 0), first_still, since)
+        self.still[columns] = np.minimum(before + np.bincount(stills, minlength=len(columns)), 255)
 
     def median_ratio(self, layers: Mask) -> float | None:
         """Return the median change of these layers, None if none was measured."""
@@ -102,8 +100,10 @@ class Updates(LayerArrays):
 
 @dataclass(frozen=True)
 class Changes:
-    """Measured changes of n steps, [n, L], like those of :class:`Updates`; NaN where a layer has no gradient."""
+    """Measured changes of layers with a gradient, as in :class:`Updates`; ``rows`` rise, ``columns`` are positions."""
 
+    rows: Ints
+    columns: Ints
     ratio: NDArray[np.float32]
     by_rate: NDArray[np.float32]
     by_gradient: NDArray[np.float32]
@@ -113,21 +113,22 @@ class Changes:
     @classmethod
     def of(cls, samples: LayerPlanes, group: Ints, numel: Floats) -> Changes | None:
         """Return the changes of a step or of several, None without any."""
-        found, norms = samples.values.get("update_ratio"), samples.values.get("weight_norm")
-        if found is None or norms is None:
+        ratios, norms = samples.values.get("update_ratio"), samples.values.get("weight_norm")
+        if ratios is None or norms is None:
             return None
-        absmax, norm, lr = np.atleast_2d(samples.absmax), np.atleast_2d(samples.norm), np.atleast_2d(samples.lr)
-        ratio = np.where(absmax > 0, np.atleast_2d(found), np.nan).astype(np.float32)
-        if np.isnan(ratio).all():
+        absmax, lr = np.atleast_2d(samples.absmax), np.atleast_2d(samples.lr)
+        rows, columns = np.nonzero(~np.isnan(np.atleast_2d(ratios)) & (absmax > 0))
+        if not len(rows):
             return None
-        rates = np.hstack([lr, np.full((len(lr), 1), np.nan)])[:, group]
+        at = (rows, columns)
+        ratio, gradient = np.atleast_2d(ratios)[at].astype(np.float64), np.atleast_2d(samples.norm)[at]
+        weights, root = np.atleast_2d(norms)[at].astype(np.float64), np.sqrt(numel[columns])
+        rate = np.hstack([lr, np.full((len(lr), 1), np.nan)])[rows, group[columns]]
         with np.errstate(divide="ignore", invalid="ignore"):
-            size = np.atleast_2d(norms) / np.sqrt(numel)
-            change = ratio.astype(np.float64) * np.atleast_2d(norms) / np.where(rates > 0, rates, np.nan)
-            change = np.where(change > 0, change, np.nan)
-            by_rate = np.log10(change / np.sqrt(numel)).astype(np.float32)
-            by_gradient = np.log10(change / np.where(norm > 0, norm, np.nan)).astype(np.float32)
-        return cls(ratio, by_rate, by_gradient, size.astype(np.float32), absmax.astype(np.float32))
+            change = np.where((ratio > 0) & (rate > 0), ratio * weights / rate, np.nan)
+            logs = np.log10([change / root, change / np.where(gradient > 0, gradient, np.nan)])
+        values = (ratio, *logs, weights / root, absmax[at])
+        return cls(rows, columns, *(each.astype(np.float32) for each in values))
 
 
 class NoUpdateDetector(Detector):
@@ -163,19 +164,18 @@ class NoUpdateDetector(Detector):
         }
         for signal, bad in still.items():
             yield self.vote(signal, step, _votes(bad, judged.moved), fire_after=AT_ONCE, since=since, every=TURN_EVERY)
-        yield self._pair(signals.APART, step, _votes(self._apart(judged.moved), judged.moved))
-        for signal, tiny in self._tiny(judged).items():
-            is_long = settled >= max(ALL_SEEN, sample.every)
-            yield self._pair(signal, step, _votes(tiny & is_long, judged.moved))
+        before = max(sample.step - max(JUDGED_EACH, sample.every), 0)
+        is_long = settled >= max(ALL_SEEN, sample.every)
+        small = {signals.APART: self._apart(judged.moved), **self._tiny(judged, is_long=is_long)}
+        for signal, bad in small.items():
+            fire_after = AT_ONCE if signal == signals.SLOW else TWICE  # it was slow all along
+            votes = _votes(bad, judged.moved)
+            yield self.vote(signal, step, votes, fire_after=fire_after, since=before, every=TURN_EVERY)
 
     def _add(self, samples: LayerPlanes, steps: Ints) -> None:
         changes = Changes.of(samples, self.config.group, self.config.numel) if len(steps) else None
         if changes is not None:
             self.state.updates.add(self.config.columns, steps, changes)
-
-    def _pair(self, signal: int, step: Step, votes: Votes) -> Vote:
-        since = max(step.sample.step - max(JUDGED_EACH, step.sample.every), 0)
-        return self.vote(signal, step, votes, fire_after=TWICE, since=since, every=TURN_EVERY)
 
     def _judged(self, step: int) -> Judged:
         """Return the layers whose learning rate is neither over nor unknown, by their last measurements."""
@@ -223,12 +223,12 @@ class NoUpdateDetector(Detector):
         is_apart: Mask = is_known & (medians - levels >= self.config.no_update.apart_decades).all(axis=0)
         return is_apart
 
-    def _tiny(self, judged: Judged) -> dict[int, Mask]:
+    def _tiny(self, judged: Judged, *, is_long: bool) -> dict[int, Mask]:
         """Return the layers that move, by signal, if all do hardly: by their weights, or by what Adam would move."""
         rule, columns, updates = self.config.no_update, self.config.columns, self.state.updates
         is_slow = judged.moved & self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
         is_tiny = judged.moved & ~is_slow & (updates.ratio[columns] < rule.ratio)
-        is_all = not (judged.moved & ~is_slow & ~is_tiny).any()
+        is_all = is_long and not (judged.moved & ~is_slow & ~is_tiny).any()
         return {signals.TINY: is_tiny & is_all, signals.SLOW: is_slow & is_all}
 
 
