@@ -40,7 +40,7 @@ MOST_PACKED = 2**14
 PACKED_TOGETHER = 2**18
 """Elements of a pack: a copy of 1 MiB is still in a cache when it is read."""
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def is_measurable(gradient: Tensor) -> bool:
@@ -147,19 +147,9 @@ def strided_sample(tensor: Tensor, most: int) -> Tensor | None:
     return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
 
 
-def strided_row(tensor: Tensor, count: int, shift: int) -> Tensor | None:
-    """Return exactly ``count`` elements at equal distances, as a view, or all of a smaller tensor.
-
-    ``shift`` moves the first one. Return None for a large tensor that is contiguous in no order of its dimensions.
-    """
-    elements = tensor.numel()
-    if elements <= count:
-        return tensor.reshape(-1)
-    if _in_a_row(tensor) is None:
-        return None
-    stride = elements // count - 1 | 1  # odd, as above
-    first = shift % (elements - (count - 1) * stride)
-    return tensor.as_strided((count,), (stride,), tensor.storage_offset() + first)
+def is_in_a_row(value: Tensor) -> bool:
+    """Return True for a tensor that is contiguous in some order of its dimensions."""
+    return _in_a_row(value) is not None
 
 
 def row_norms(values: Tensor) -> Tensor:
@@ -403,7 +393,7 @@ def _counted_together(held: Mapping[int, Tensor], layers: Iterable[int]) -> list
 
 
 def _is_small(gradient: Tensor) -> bool:
-    is_plain = gradient.device.type == "cpu" and gradient.dtype in _DTYPES
+    is_plain = gradient.device.type == "cpu" and gradient.dtype in FLOATS
     return is_plain and gradient.dim() > 0 and 0 < gradient.numel() <= MOST_PACKED
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from gradcanary.model.distributed import local_tensor
 from gradcanary.model.parameters import References
-from gradcanary.stats.kernels import row_norms, strided_row
+from gradcanary.stats.kernels import FLOATS, is_in_a_row, row_norms
 from gradcanary.stats.samples import Kind, Part
 from gradcanary.stats.weights import weight_of, wide_dtype
 
@@ -33,8 +34,6 @@ CHECKED = 8
 _SHUFFLE = 0x9E3779B1
 """Of multiplicative hashing (Knuth, TAOCP 3, 6.4): other elements of a large layer at each step."""
 
-Key = tuple[torch.device, torch.dtype, int]
-
 
 def layers_of_step(step: int, layers: int) -> range:
     """Return the layers to measure in a step. All ranks get the same ones: only its number counts.
@@ -47,18 +46,28 @@ def layers_of_step(step: int, layers: int) -> range:
     return range(step // interval % turns, layers, turns)
 
 
+class Place(NamedTuple):
+    """The compared elements of a layer: its strides, the first of them, their distance, and their number."""
+
+    strides: tuple[int, ...]
+    first: int
+    distance: int
+    elements: int
+
+
 @dataclass
 class Rows:
-    """Elements of some layers, by position, one layer in each row of ``before``, with the real numbers in each layer.
+    """Elements of some layers, by position, one layer in each row of ``before``, with their places and sizes.
 
-    ``has_gradient`` is True for a row whose elements have a gradient that is not zero. ``after`` follows the step.
+    ``has_gradient`` is True for a row whose elements have a gradient that is not zero, None if a row is a whole layer:
+    then its sample shows that. ``after`` follows the step.
     """
 
-    shift: int
     positions: list[int]
+    places: list[Place]
     sizes: list[int]
     before: Tensor
-    has_gradient: Tensor
+    has_gradient: Tensor | None
     after: Tensor | None = None
 
 
@@ -78,24 +87,25 @@ class WeightRows:
         self, step: int, positions: Iterable[int], references: References, gradient_of: Callable[[int], Tensor | None]
     ) -> None:
         """Before a step, copy elements of layers whose gradient has the order of the weight in memory."""
-        self._checks = [part for rows in self._earlier if (part := _undone(rows, references)) is not None]
-        shift, found = step * _SHUFFLE % 2**32, dict[tuple[Key, torch.dtype], list[tuple[int, int, Tensor, Tensor]]]()
-        for position in positions:
-            parameter, gradient = references[position](), gradient_of(position)
-            weight = weight_of(parameter)
-            if weight is None or gradient is None or parameter is None or not parameter.requires_grad:
-                continue
-            gradient = local_tensor(gradient).detach()
-            if gradient.shape != weight.shape or gradient.layout is not torch.strided:
-                continue
-            if weight.numel() > ELEMENTS and gradient.stride() != weight.stride():
-                continue
-            row, slopes = _row(weight, shift), _row(gradient, shift)
-            if row is not None and slopes is not None:
-                size = weight.numel() * (1 + weight.is_complex())
-                found.setdefault((_key(row), slopes.dtype), []).append((position, size, row, slopes))
+        found: dict[tuple[object, ...], list[_Layer]] = {}
+        shift = step * _SHUFFLE % 2**32
         with torch.no_grad():
-            self._rows = [_rows_of(shift, some) for some in found.values()]
+            self._checks = [part for rows in self._earlier if (part := _undone(rows, references)) is not None]
+            for position in positions:
+                weight = _plain(references[position]())
+                place = None if weight is None else _place(weight, shift)
+                if weight is None or place is None:
+                    continue
+                size, slopes = weight.numel(), None
+                if size > ELEMENTS:
+                    gradient = _plain(gradient_of(position))
+                    if gradient is None or not _fits(gradient, place, size):
+                        continue
+                    slopes = _row(gradient, place)
+                row = _row(weight, place)
+                key = row.device, row.dtype, place.elements, None if slopes is None else slopes.dtype
+                found.setdefault(key, []).append((position, place, size, row, slopes))
+            self._rows = [_rows_of(some) for some in found.values()]
 
     def compare(self, references: References) -> list[Part]:
         """After the step, return the changes and norms of the rows, and the updates that were undone since the last."""
@@ -124,52 +134,81 @@ def changes_of(part: Part, columns: Sequence[Sequence[float]]) -> dict[int, tupl
     return found
 
 
-def _row(tensor: Tensor, shift: int) -> Tensor | None:
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return strided_row(real, ELEMENTS, shift)
+_Layer = tuple[int, Place, int, Tensor, "Tensor | None"]
 
 
-def _key(row: Tensor) -> Key:
-    return row.device, row.dtype, len(row)
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    """Return the local elements as :func:`weight_of`, real ones only; a plain parameter or gradient without a call."""
+    if type(tensor) not in (Parameter, Tensor):
+        tensor = weight_of(tensor)
+    elif tensor is not None and (
+        tensor.layout is not torch.strided or not tensor.numel() or not tensor.untyped_storage().nbytes()
+    ):
+        return None
+    return tensor if tensor is not None and tensor.dtype in FLOATS else None
 
 
-def _rows_of(shift: int, some: Sequence[tuple[int, int, Tensor, Tensor]]) -> Rows:
-    positions, sizes, weights, slopes = zip(*some, strict=True)
-    before, gradients = (torch.cat(each).view(len(some), -1) for each in (weights, slopes))
-    return Rows(shift, [*positions], [*sizes], before, gradients.ne(0).any(1))
+def _place(weight: Tensor, shift: int) -> Place | None:
+    """Return the place of exactly ELEMENTS elements at equal distances, or of all of a smaller layer.
+
+    Return None for a layer that is contiguous in no order of its dimensions.
+    """
+    if not (weight.is_contiguous() or is_in_a_row(weight)):
+        return None
+    size = weight.numel()
+    elements = min(size, ELEMENTS)
+    distance = max(size // ELEMENTS - 1, 0) | 1  # odd: an even one would hit the same columns of a matrix
+    return Place(weight.stride(), shift % (size - (elements - 1) * distance), distance, elements)
+
+
+def _fits(tensor: Tensor, place: Place, size: int) -> bool:
+    return tensor.numel() == size and tensor.stride() == place.strides
+
+
+def _row(tensor: Tensor, place: Place) -> Tensor:
+    return tensor.as_strided((place.elements,), (place.distance,), tensor.storage_offset() + place.first)
+
+
+def _rows_of(some: Sequence[_Layer]) -> Rows:
+    positions, places, sizes, weights, gradients = zip(*some, strict=True)
+    before = torch.cat(weights).view(len(some), -1)
+    has_gradient = None if gradients[0] is None else torch.cat(gradients).view(len(some), -1).ne(0).any(1)
+    return Rows([*positions], [*places], [*sizes], before, has_gradient)
 
 
 def _present(rows: Rows, references: References) -> Tensor | None:
     """Return the present elements; None if a layer was moved elsewhere, or is another one."""
-    weights = [weight_of(references[position]()) for position in rows.positions]
-    found = [None if weight is None else _row(weight, rows.shift) for weight in weights]
-    parts = [part for part in found if part is not None and _key(part) == _key(rows.before[0])]
-    return torch.cat(parts).view(len(parts), -1) if len(parts) == len(found) else None
+    parts = []
+    for position, place, size in zip(rows.positions, rows.places, rows.sizes, strict=True):
+        weight = _plain(references[position]())
+        if weight is None or not _fits(weight, place, size):
+            return None
+        if weight.device != rows.before.device or weight.dtype is not rows.before.dtype:
+            return None
+        parts.append(_row(weight, place))
+    return torch.cat(parts).view(len(parts), -1)
 
 
 def _norms_of(rows: Rows, after: Tensor) -> Part:
     """Return the norms of the changes and of the weights, and the rows with a gradient."""
     after = after.to(wide_dtype(after.dtype))
     norms = [row_norms(after - rows.before.to(after.dtype)), row_norms(after)]
-    values = torch.stack([*norms, rows.has_gradient.to(after.dtype)])
-    return Part(Kind.UPDATE_ROWS, values, rows.positions, rows.sizes)
+    with_gradient = torch.ones_like(norms[0]) if rows.has_gradient is None else rows.has_gradient.to(after.dtype)
+    return Part(Kind.UPDATE_ROWS, torch.stack([*norms, with_gradient]), rows.positions, rows.sizes)
 
 
 def _first(rows: Rows) -> Rows:
     """Return the first rows, to be compared before a later step; a copy, so that the others are freed."""
     if rows.after is None or len(rows.positions) <= CHECKED:
         return rows
-    before, after, has_gradient = (each[:CHECKED].clone() for each in (rows.before, rows.after, rows.has_gradient))
-    return Rows(rows.shift, rows.positions[:CHECKED], rows.sizes[:CHECKED], before, has_gradient, after)
+    before, after = rows.before[:CHECKED].clone(), rows.after[:CHECKED].clone()
+    return Rows(rows.positions[:CHECKED], rows.places[:CHECKED], rows.sizes[:CHECKED], before, None, after)
 
 
 def _undone(rows: Rows, references: References) -> Part | None:
     """Return the rows that a step had changed, and those of them that are back at all values of before it."""
-    if rows.after is None or max(rows.positions) >= len(references):
+    now = None if max(rows.positions) >= len(references) else _present(rows, references)
+    if now is None or rows.after is None:
         return None
-    with torch.no_grad():
-        now = _present(rows, references)
-        if now is None:
-            return None
-        has_moved = (rows.after != rows.before).any(1)
-        return Part(Kind.UNDONE, torch.stack([has_moved, has_moved & (now == rows.before).all(1)]), rows.positions)
+    has_moved = (rows.after != rows.before).any(1)
+    return Part(Kind.UNDONE, torch.stack([has_moved, has_moved & (now == rows.before).all(1)]), rows.positions)

@@ -43,7 +43,7 @@ def measured(rows: WeightRows, references: list) -> dict[int, tuple[float, float
     return {at: change for part in parts for at, change in changes_of(part, part.value.tolist()).items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (16, 16), (300, 41), (41, 300, 3)])
 def test_norms_are_those_of_all_elements(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -55,11 +55,11 @@ def test_norms_are_those_of_all_elements(dtype: torch.dtype, shape: tuple[int, .
         for each in parameters:
             each.add_(torch.randn_like(each) * 0.1)
     found = measured(rows, references)
-    tolerance = 1e-6 if parameters[0].numel() <= ELEMENTS // 2 else 0.2
+    tolerance = 1e-6 if parameters[0].numel() <= ELEMENTS else 0.2
     for at, each in enumerate(parameters):
-        change = (each.detach().to(torch.complex128) - before[at].to(torch.complex128)).abs().norm()
+        change = (each.detach().to(torch.float64) - before[at].to(torch.float64)).abs().norm()
         assert found[at][0] == pytest.approx(float(change), rel=tolerance)
-        assert found[at][1] == pytest.approx(float(each.detach().to(torch.complex128).abs().norm()), rel=tolerance)
+        assert found[at][1] == pytest.approx(float(each.detach().to(torch.float64).abs().norm()), rel=tolerance)
 
 
 def test_a_transposed_layer_is_compared_with_its_own_elements() -> None:
