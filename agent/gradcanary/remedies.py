@@ -261,6 +261,50 @@ CAUSES: Mapping[str, Cause] = {
         "nothing of them.",
         "clip_limit",
     ),
+    "lost_update": Cause(
+        "The optimizer changes these weights, and when a later step begins they have their old values again. Something "
+        "writes old weights back: a copy that is loaded or synchronised in each step, or master weights that are "
+        "copied in the wrong direction.",
+        "lost_update",
+    ),
+    "rate_zero": Cause(
+        "A learning rate of zero leaves these parameters as they are, while their gradients cost as much as those of "
+        "others.",
+        "rate_zero",
+    ),
+    "cannot_move": Cause(
+        "A step is smaller than half of the distance between two neighbouring numbers of these weights, so float32 "
+        "rounds it away: the learning rate is too low for weights of this size, or the weights are too large.",
+        "cannot_move",
+    ),
+    "unmoved": Cause(
+        "The optimizer steps, and the weights stay as they are to the last bit although their gradient is not zero. "
+        "Which of these it is cannot be known from here: gradients that are cleared or replaced right before the step, "
+        "an optimizer that skips these parameters, weights that are set back inside of the step, or steps so small "
+        "that they are rounded away.",
+        "unmoved",
+    ),
+    "epsilon": Cause(
+        "An optimizer like Adam divides by the size of the gradients plus eps, and so moves weights by about the "
+        "learning rate. These moved by a small part of it from the start: eps is far larger than their gradients.",
+        "epsilon",
+    ),
+    "small_clip": Cause(
+        "Gradients are clipped to a norm that leaves next to nothing of them, so steps are as small.",
+        "small_clip",
+    ),
+    "hardly_moves": Cause(
+        "The updates of all parameters are next to nothing. Which of these it is cannot be known from here: a learning "
+        "rate that is far too low, an eps that is far too large, or gradients that become tiny between the backward "
+        "pass and the step.",
+        "unmoved",
+    ),
+    "moves_less": Cause(
+        "The optimizer moves these parameters decades less than all others, also by their learning rate and by their "
+        "gradient. Another setting of their group does that, such as eps, or something that makes their gradient "
+        "smaller between the backward pass and the step.",
+        "unmoved",
+    ),
     "coarse_moments": Cause(
         "A step takes less away of a second moment than half of the distance to the next number. So moments rise with "
         "large gradients and never come down, and steps stay smaller than they should be.",

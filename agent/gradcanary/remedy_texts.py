@@ -113,6 +113,24 @@ _CLIP_LIMIT = (
     "limit, raise the limit to a norm that only outliers reach: 1 is usual. If the limit is right, keep float32 master "
     "weights under autocast, or use an optimizer that rounds stochastically."
 )
+_LOST_UPDATE = (
+    "Look for code of the loop that writes weights: load_state_dict, copy_, .data, a swap with averaged weights. "
+    "Compare a weight before optimizer.step(), after it, and when the next step begins."
+)
+_RATE_ZERO = (
+    "Set the learning rate of this group, or of its schedule. If these parameters should stay as they are, freeze them "
+    "with requires_grad_(False)."
+)
+_CANNOT_MOVE = "Raise the learning rate, or scale the weights down. Float64 weights have room for such steps as well."
+_UNMOVED = (
+    "Print the norm of the gradients right before optimizer.step(), and the optimizer's settings. If the norm is zero "
+    "or tiny, look for what clears or scales gradients before the step. If not, compare a weight before and after it."
+)
+_EPSILON = "Set eps back to its default, 1e-8 for Adam, or far under the size of the gradients."
+_SMALL_CLIP = (
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
+    "that only outliers reach: 1 is usual."
+)
 _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
@@ -149,6 +167,12 @@ TEXTS: Mapping[str, str] = {
     "fp32_weights": _FP32_WEIGHTS,
     "fp32_moments": _FP32_MOMENTS,
     "clip_limit": _CLIP_LIMIT,
+    "lost_update": _LOST_UPDATE,
+    "rate_zero": _RATE_ZERO,
+    "cannot_move": _CANNOT_MOVE,
+    "unmoved": _UNMOVED,
+    "epsilon": _EPSILON,
+    "small_clip": _SMALL_CLIP,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
 }
@@ -167,6 +191,12 @@ CODE: Mapping[str, str] = {
     "clear_gradients": "optimizer.step(); optimizer.zero_grad()",
     "zero_factor": _PRINT_HELD,
     "falling_factor": _PRINT_WEIGHTS,
+    "lost_update": _PRINT_WEIGHTS,
+    "rate_zero": _PRINT_GROUPS,
+    "cannot_move": _PRINT_SETTINGS,
+    "unmoved": _PRINT_SETTINGS,
+    "epsilon": _PRINT_SETTINGS,
+    "small_clip": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,

@@ -20,7 +20,7 @@ from gradcanary.stats.samples import Forecast, Kind, Part, number_of
 from gradcanary.wording import number, percent
 
 PER_STEP = 2
-"""Layers whose update is measured in a step."""
+"""Layers whose update is measured from many elements in a step (others: :mod:`gradcanary.stats.weight_rows`)."""
 
 ELEMENTS = 2**16
 """Elements of a layer that are compared, at most."""
@@ -72,7 +72,7 @@ def copy_weights_of(
             continue
         part = _part(weight_of(parameter))
         if part is not None:
-            copies[position] = part.to(_dtype(part.dtype), copy=True)
+            copies[position] = part.to(wide_dtype(part.dtype), copy=True)
     return copies
 
 
@@ -113,7 +113,8 @@ def _part(weight: Tensor | None) -> Tensor | None:
     return strided_sample(torch.view_as_real(weight) if weight.is_complex() else weight, ELEMENTS)
 
 
-def _dtype(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which weights are compared."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 

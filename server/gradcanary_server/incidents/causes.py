@@ -26,6 +26,7 @@ from gradcanary_server.incidents.setting_causes import (
     find_decay,
     find_momentum,
     find_tiny_clip,
+    find_update_cause,
     jump_lines,
     scale_words,
 )
@@ -81,6 +82,15 @@ _CODES = {
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
     "in_vain": {DEFAULT: "in_vain"},
+    "no_update": {
+        "undone": "lost_update",
+        "no_rate": "rate_zero",
+        "too_fine": "cannot_move",
+        "unmoved": "unmoved",
+        "slow": "epsilon",
+        "tiny": "hardly_moves",
+        DEFAULT: "moves_less",
+    },
     "second_moments": {DEFAULT: "coarse_moments"},
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
@@ -266,6 +276,9 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
     configuration, since = context.configuration, context.incident.since_step
     if context.incident.rule in _IN_VAIN:
         return find_tiny_clip(configuration, context.incident.opened_step)
+    if context.incident.rule == "no_update":
+        groups = {layer.group for layer in _named(context) if layer.group is not None}
+        return find_update_cause(configuration, groups, context.incident.opened_step, code)
     if code not in _BY_SETTINGS:
         return None
     has_grown = code == "loss_diverged" or "explosion" in {context.incident.rule, *(near.rule for near in context.near)}

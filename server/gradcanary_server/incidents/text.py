@@ -67,6 +67,10 @@ _ONLY_ZEROS = Words(
 _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
+_UNMOVED = "{count} {have} gradients, and weights that do not move {since}"
+_NO_CHANGE = "{layers} {have} gradients, and none of the compared weights changed in a step {since}"
+_HARDLY = "{count} {have} hardly any updates {since}"
+_CHANGED = "{layers} {have} updates that change {their} weights by {ratio} of themselves"
 _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
@@ -126,6 +130,24 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("frozen", "stopped"): Words(_STILL, "{layers} moved before, and {share} of {their} weights stood still {when}"),
     ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
     ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
+    ("no_update", "undone"): Words(
+        "{count} {have} undone updates, seen {at}",
+        "{layers} {are} changed by the optimizer and {have} the old weights again when a later step begins, seen {at}",
+    ),
+    ("no_update", "too_fine"): Words(_UNMOVED, f"{_NO_CHANGE}: a step is finer than {{their}} precision"),
+    ("no_update", "unmoved"): Words(_UNMOVED, _NO_CHANGE),
+    ("no_update", "no_rate"): Words(
+        "{count} {have} a learning rate of zero {since}",
+        "{layers} {have} gradients, and a learning rate of zero in all steps {since}",
+    ),
+    ("no_update", "slow"): Words(
+        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer moves weights, {{since}}"
+    ),
+    ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
+    ("no_update", "apart"): Words(
+        "{count} {have} far smaller updates than all others {since}",
+        "{layers} {have} updates decades smaller than those of all others{against}, {since}",
+    ),
     ("second_moments", None): Words(
         "{count} {have} second moments that cannot decay, seen {at}",
         "{layers} {have} second moments in low precision that rise and cannot decay, seen {at}",
@@ -366,6 +388,7 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "up_from_to": _from_to(rises, [value for value in values if value > 0]),
         "absmax": _largest(values),
         "against": ": {} instead of {}{}".format(*_medians(apart)) if apart else "",
+        "ratio": _median(values) if values else "next to nothing",
         "part": _share(values, "a part"),
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",

@@ -174,6 +174,7 @@ def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple
         newer=frozenset(numbers[index + 1 :]),
         older=frozenset(numbers[:index]),
         facts=runs.parse_facts(run.facts),
+        optimizers=runs.optimizer_kinds(connection, row.run_id, row.launch_no),
     )
 
 

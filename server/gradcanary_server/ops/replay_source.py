@@ -76,7 +76,7 @@ def _recorded_chunks(
     head: dict[str, Any], layers: dict[int, LayerFacts], lines: Iterator[bytes]
 ) -> Iterator[ReplayChunk]:
     facts = runs.parse_facts(json.dumps(head["facts"]))
-    rows = {row["number"]: row for row in head["launches"]}
+    rows = {row["number"]: {**row, "optimizers": tuple(row["optimizers"])} for row in head["launches"]}
     launches: dict[bytes, Launch] = {}
     for line in lines:
         if line not in launches:

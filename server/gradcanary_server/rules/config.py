@@ -202,6 +202,24 @@ class InVain(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class NoUpdate(Section):
+    """Weights that do not move, or hardly, though they have a gradient."""
+
+    notify: Flag = False
+    """On trial: no false one is known yet, and few trainings were seen."""
+    ratio: Positive = 1e-7
+    """Of a step's change to the weights, under which all of them hardly move: in a million steps that all go the same
+    way they would change by a tenth, and the precision of float32 is about as much."""
+    rate_share: Share = 0.05
+    """Of the learning rate, by which Adam would move a weight: its first step is the whole of it, and gradients of pure
+    noise give 0.23 of it later, with the usual betas."""
+    apart_decades: Decades = 2.0
+    """Under the median of all layers. Norms, whose weights are 1, are 1.7 decades under matrices."""
+    least_lr_share: Share = 0.1
+    """As of frozen."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class SecondMoments(Section):
     """Second moments of an optimizer in a precision in which they cannot decay."""
 
@@ -308,6 +326,7 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "accumulator": ("notify",),
     "frozen": ("notify", "least_lr_share"),
     "in_vain": ("notify", "steps", "least_lr_share"),
+    "no_update": ("notify", "least_lr_share"),
     "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
     "not_optimized": ("notify",),
@@ -331,6 +350,7 @@ class LayerRule:
     accumulator: Accumulator | None = None
     frozen: Frozen | None = None
     in_vain: InVain | None = None
+    no_update: NoUpdate | None = None
     second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
     not_optimized: NotOptimized | None = None
@@ -352,6 +372,7 @@ class Rules:
     accumulator: Accumulator = field(default_factory=Accumulator)
     frozen: Frozen = field(default_factory=Frozen)
     in_vain: InVain = field(default_factory=InVain)
+    no_update: NoUpdate = field(default_factory=NoUpdate)
     second_moments: SecondMoments = field(default_factory=SecondMoments)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ LORA_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 
 Value = TypeVar("Value")
 
-FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "fp16_underflow")
+FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "no_update", "fp16_underflow")
 """Rules over numbers measured in float32, compared in float32: a measured error of 0.05 is not over 0.05."""
 
 
@@ -67,9 +68,9 @@ class LayerRules:
     ``block`` and ``place`` int64[L] are the block of each layer, -1 = none, and its number; ``by_fall``,
     ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
     where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
-    of each layer, -1 = none; ``is_half`` are float16 parameters; ``kind`` int64[L] is the same for layers with the same
-    module class, shape and last part of the name, each half of LoRA pairs for itself; ``is_adapter`` are both halves.
-    ``facts`` are the layers.
+    of each layer, -1 = none; ``is_half`` are float16 parameters, ``is_low`` these and bfloat16; ``numel`` are elements;
+    ``kind`` int64[L] is the same for layers with the same module class, shape and last part of the name, each half of
+    LoRA pairs for itself; ``is_adapter`` are both halves. ``facts`` are the layers.
     """
 
     columns: Ints
@@ -95,6 +96,8 @@ class LayerRules:
     is_half: Mask
     kind: Ints
     is_adapter: Mask
+    is_low: Mask
+    numel: Floats
     nonfinite: LayerThresholds
     explosion: LayerThresholds
     vanished: LayerThresholds
@@ -103,6 +106,7 @@ class LayerRules:
     accumulator: LayerThresholds
     frozen: LayerThresholds
     in_vain: LayerThresholds
+    no_update: LayerThresholds
     second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
@@ -216,6 +220,8 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         facts=layers,
         kind=_kinds(layers, halves),
         is_adapter=np.array([half != "" for half in halves], np.bool_) & ({"A", "B"} <= set(halves)),
+        is_low=np.array([layer.param_dtype in ("bfloat16", "float16") for layer in layers], np.bool_),
+        numel=np.array([math.prod(layer.shape) for layer in layers], np.float64),
         **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
     )
 

@@ -108,7 +108,8 @@ def apply_layer_set(state: RuleState, launch: Launch, config: LayerRules) -> tup
     removed = tuple(resolutions(firing, find_firing(state), launch.first_step, "layer_gone"))
     state.below_threshold[leaves] = False
     replaced = columns[reshaped]
-    for arrays in (state.baselines, state.activity, state.precision, state.initial_levels, state.weights):
+    every = (state.baselines, state.activity, state.precision, state.updates, state.initial_levels, state.weights)
+    for arrays in every:
         arrays.forget(replaced)
     state.alive[replaced] = state.accepted[replaced] = False
     if is_new:
@@ -146,6 +147,7 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
     state.activity.forget(slice(None))
     state.precision.forget(slice(None))
     state.weights.forget(slice(None))
+    state.updates.forget(slice(None))
     state.scores.reset_pending()
     state.of_run.reset_pending()
     state.losses = np.zeros(0)

@@ -59,10 +59,17 @@ AT_LIMIT, ALL_AT_LIMIT = 34, 35
 """Zeros of gradients that the smallest number of float16 cuts off, judged from the start."""
 ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
 
+UNMOVED, APART, TINY = 25, 26, 27
+"""Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly."""
+
+NO_RATE, UNDONE, TOO_FINE, SLOW = range(38, 42)
+"""Evidence of no_update, too: a learning rate of zero; updates that are undone, a static finding; steps finer than the
+weights; all weights of an optimizer like Adam that move by a small part of the learning rate."""
+
 NEVER_CLEARED = 36
 """A static finding, too."""
 
-LAYER_SIGNALS = 38
+LAYER_SIGNALS = 42
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = range(4)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
@@ -126,6 +133,15 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(UNDERFLOW, "zeros", WARNING),
         Signal(ALL_AT_LIMIT, "at_limit", CRITICAL),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
+    ),
+    "no_update": (
+        Signal(APART, "apart", WARNING),
+        Signal(TINY, "tiny", WARNING),
+        Signal(SLOW, "slow", WARNING),
+        Signal(NO_RATE, "no_rate", WARNING),
+        Signal(UNMOVED, "unmoved", CRITICAL),
+        Signal(TOO_FINE, "too_fine", CRITICAL),
+        Signal(UNDONE, "undone", CRITICAL),
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
     "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),

@@ -39,7 +39,14 @@ if TYPE_CHECKING:
 
 POST_CLIP = wire.PHASES.index("post_clip")
 
-SPARSE_STATS = ("accumulation_error", "norm_ratio", "frozen_fraction", "zero_fraction")
+SPARSE_STATS = (
+    "accumulation_error",
+    "norm_ratio",
+    "frozen_fraction",
+    "zero_fraction",
+    "update_ratio",
+    "weight_norm",
+)
 """Stats that a layer has at some steps only."""
 
 BY_SCALER, BY_LOOP = 1, 2

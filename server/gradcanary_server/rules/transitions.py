@@ -19,6 +19,7 @@ _STATS = {
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
     "frozen": "frozen_fraction",
+    "no_update": "update_ratio",
     "fp16_underflow": "zero_fraction",
 }
 """The stat of a rule, where it is not absmax."""
@@ -154,6 +155,8 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
     value, siblings = evidence.of_layer(rule, layer)
     if rule == "in_vain":  # most of its layers were measured at earlier steps
         value = dict(state.progress.unmoved.shares).get(layer, value)
+    if rule == "no_update":  # as were these
+        value, siblings = _or_none(state.updates.ratio[layer]), state.updates.median_ratio(state.present)
     baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
     if signal.row == SPORADIC:
         value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)

@@ -39,6 +39,13 @@ Evidence = Literal[
     "low_precision_sum",
     "rounded",
     "clipped",
+    "unmoved",
+    "apart",
+    "tiny",
+    "no_rate",
+    "undone",
+    "too_fine",
+    "slow",
     "measured",
     "no_scaler",
     "zeros",
@@ -70,7 +77,8 @@ class Launch:
     """One start of a job, with one layer set.
 
     ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
-    began later and before; ``facts`` are those that the agents of the run have reported until now.
+    began later and before; ``facts`` are those that the agents of the run have reported until now; ``optimizers`` are
+    the class names by parameter group, as far as they are known.
     """
 
     number: int
@@ -82,6 +90,7 @@ class Launch:
     newer: frozenset[int] = frozenset()
     older: frozenset[int] = frozenset()
     facts: tuple[Fact, ...] = ()
+    optimizers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,16 @@ def read_configurations(connection: Connection, run_id: int, launch_no: int | No
     return {row.launch_no: Configuration.of(row) for row in connection.execute(query)}
 
 
+def optimizer_kinds(connection: Connection, run_id: int, launch_no: int) -> tuple[str, ...]:
+    """Return the class names of the optimizers by parameter group, as far as a launch has reported them."""
+    stored = read_configurations(connection, run_id, launch_no).get(launch_no)
+    kinds: dict[int, str] = {}
+    for each in () if stored is None else stored.settings:
+        if each.name == "optimizer":
+            kinds.update(dict.fromkeys(each.groups, str(each.value)))
+    return tuple(kinds.get(group, "") for group in range(max(kinds, default=-1) + 1))
+
+
 def merged_session_id(launch_no: int) -> str:
     """Return the id of the session of a launch with the merged batches of its ranks; no agent may use such an id."""
     return f"+{launch_no}"

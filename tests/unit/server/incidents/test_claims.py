@@ -57,6 +57,16 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("frozen", "stopped"): ("stand still", "moved before, and"),
     ("in_vain", "clipped"): ("trained in vain", "trained in vain.* while the loop clips"),
     ("in_vain", "rounded"): ("trained in vain", "trained in vain"),
+    ("no_update", "undone"): (
+        "undone updates",
+        "changed by the optimizer and (has|have) the old weights again",
+    ),
+    ("no_update", "too_fine"): ("weights that do not move", "none of the compared weights changed .*: a step is finer"),
+    ("no_update", "unmoved"): ("weights that do not move", "none of the compared weights changed in a step"),
+    ("no_update", "no_rate"): ("a learning rate of zero", "gradients, and a learning rate of zero in all steps"),
+    ("no_update", "slow"): ("hardly any updates", "updates that change .* far less than the learning rate"),
+    ("no_update", "tiny"): ("hardly any updates", "updates that change (its|their) weights by"),
+    ("no_update", "apart"): ("far smaller updates than all others", "updates decades smaller than those of all others"),
     ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
     ("fp16_underflow", "all_zeros"): ("go to zero", "float16 gradients that had fewer"),  # the worse one comes first

@@ -131,6 +131,13 @@ def test_nonfinite_names_loss_and_gradients():
         ),
         ("in_vain", "rounded", 0.98, "is trained in vain", "98 % of its weights stood still between step 340"),
         ("in_vain", "clipped", 0.98, "is trained in vain", "the loss did not fall, while the loop clips gradients"),
+        ("no_update", "undone", None, "undone updates", "has the old weights again when a later step begins"),
+        ("no_update", "too_fine", 0.0, "weights that do not move", "a step is finer than its precision"),
+        ("no_update", "unmoved", 0.0, "weights that do not move", "none of the compared weights changed in a step"),
+        ("no_update", "no_rate", 0.0, "has a learning rate of zero", "a learning rate of zero in all steps"),
+        ("no_update", "slow", 1e-6, "has hardly any updates", "by 1e-6 of themselves, far less than the learning rate"),
+        ("no_update", "tiny", 1e-9, "has hardly any updates", "change its weights by 1e-9 of themselves, since"),
+        ("no_update", "apart", 1e-9, "far smaller updates than all others", "decades smaller than those of all others"),
         ("second_moments", None, None, "second moments that cannot decay", "that rise and cannot decay"),
         ("fp16_underflow", "no_scaler", None, "has float16 gradients without a GradScaler", "without a GradScaler"),
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50 % exact zeros"),
@@ -215,7 +222,8 @@ FIXES = {
 FITS = {
     r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
     "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
-    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip clip_limit",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip clip_limit "
+    "small_clip",
     r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
 }
 """What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
@@ -236,7 +244,7 @@ def test_a_fix_speaks_of_adapters_where_there_are_some():
 
 def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
     found = {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)}
-    assert found == {"scaled_clip", "clip_limit"}
+    assert found == {"scaled_clip", "clip_limit", "small_clip"}
 
 
 def test_printed_groups_need_no_weight_decay():
@@ -339,6 +347,13 @@ def test_nonfinite_says_what_was_first():
         ("frozen", "measured", "warning", None, "coarse_weights"),
         ("in_vain", "rounded", "critical", None, "in_vain"),
         ("in_vain", "clipped", "critical", None, "in_vain"),
+        ("no_update", "undone", "critical", None, "lost_update"),
+        ("no_update", "too_fine", "critical", None, "cannot_move"),
+        ("no_update", "unmoved", "critical", None, "unmoved"),
+        ("no_update", "no_rate", "warning", None, "rate_zero"),
+        ("no_update", "slow", "warning", None, "epsilon"),
+        ("no_update", "tiny", "warning", None, "hardly_moves"),
+        ("no_update", "apart", "warning", None, "moves_less"),
         ("second_moments", None, "warning", None, "coarse_moments"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
