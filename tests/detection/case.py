@@ -1,13 +1,15 @@
 """What a case is: a training job, and what is true about it by its making."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from detection.job import Build
 
 Every = int | Literal["auto"]
 AUTO_EVERY = 100
+SOON = 100
+"""Observations within which a fault should be named."""
 
 FAULTS: "list[Case]" = []
 CONTROLS: "list[Case]" = []
@@ -22,6 +24,10 @@ class Case:
     ``truth`` names the reading that has to agree (``detection.truths``), empty where only the making tells. ``also``
     are rules that may speak, too, ``why`` is the reason of what is known to be wrong: it excuses a missed fault,
     and no message on a healthy job.
+
+    ``instead`` are rules that name the same fault as well as ``rule`` does, ``cause`` the code of the cause that has
+    to be found, ``severity`` the one that is right, ``within`` the observations after which it is late, and
+    ``is_told`` asks for a message. Empty ones are not looked at.
     """
 
     name: str
@@ -34,6 +40,16 @@ class Case:
     also: tuple[str, ...] = ()
     every: Every = 1
     why: str = ""
+    instead: tuple[str, ...] = ()
+    cause: str = ""
+    severity: str = ""
+    within: int = SOON
+    is_told: bool = False
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """The rules of which one should speak."""
+        return frozenset((self.rule, *self.instead))
 
     @property
     def interval(self) -> int:
@@ -54,11 +70,17 @@ def fault(
     also: tuple[str, ...] = (),
     every: Every = 1,
     why: str = "",
+    instead: tuple[str, ...] = (),
+    cause: str = "",
+    severity: str = "",
+    within: int = SOON,
+    is_told: bool = False,
 ) -> Callable[[Build], Build]:
     """Make a case of a job in which something goes wrong."""
 
     def add(build: Build) -> Build:
-        FAULTS.append(Case(*_words(build), rule, layers, since, truth, also, every, why))
+        said = Case(*_words(build), rule, layers, since, truth, also, every, why)
+        FAULTS.append(replace(said, instead=instead, cause=cause, severity=severity, within=within, is_told=is_told))
         return build
 
     return add

@@ -1,7 +1,7 @@
 """All cases of the suite, faults first."""
 
-from detection import breaks, ends, falls, habits, starts
+from detection import breaks, ends, falls, habits, plans, starts, updates
 from detection.case import CONTROLS, FAULTS
 
 CASES = (*FAULTS, *CONTROLS)
-MODULES = (falls, breaks, starts, habits, ends)
+MODULES = (falls, breaks, updates, starts, habits, ends, plans)

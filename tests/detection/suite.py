@@ -61,10 +61,14 @@ def said(case: Case, collector: Collector) -> tuple[tuple[Said, ...], list[Incid
     found = collector.read(f"/incidents?run={case.name}")["incidents"]
     full = [collector.read(f"/incidents/{each['id']}") for each in found]
     incidents = tuple(
-        Said(each["rule"], each["severity"], each["opened_step"], frozenset(layer["name"] for layer in each["layers"]))
+        Said(each["rule"], each["severity"], each["opened_step"], _layers(each), each["likely_cause"]["code"])
         for each in full
     )
     return incidents, [read_incident(each, told=False) for each in full]
+
+
+def _layers(incident: dict) -> frozenset[str]:
+    return frozenset(layer["name"] for layer in incident["layers"])
 
 
 def measure(cases: tuple[Case, ...]) -> list[Row]:

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from detection.job import PLANES
 from detection.truth import collapsed
 
 STEADY = 0.95
+BARELY = 1e-6
+"""Of the weights, a step: a million steps would move them by their own size. A usual step moves a thousandth."""
+FLUSHED = 0.25
+"""Of all elements: what float16 without a scaler loses so that it matters."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class Read:
     mean: np.ndarray
     norm: np.ndarray
     zeros: np.ndarray
+    moved: np.ndarray
+    weights: np.ndarray
+    left: np.ndarray
     loss: np.ndarray
     proof: np.ndarray
 
@@ -33,10 +41,13 @@ class Read:
     def of(cls, path: Path) -> "Read":
         """Read a file that a job wrote."""
         with np.load(path) as found:
-            arrays = {
-                name: found[name] for name in ("is_matrix", "sizes", "absmax", "mean", "norm", "zeros", "loss", "proof")
-            }
+            arrays = {name: found[name] for name in ("is_matrix", "sizes", *PLANES, "loss", "proof")}
             return cls([str(name) for name in found["names"]], **arrays)
+
+    @property
+    def has_gradient(self) -> np.ndarray:
+        """Where a gradient is one: not missing, not exactly zero."""
+        return ~np.isnan(self.absmax) & (self.absmax > 0)
 
 
 def fell(read: Read, _since: int) -> dict[str, int]:
@@ -104,6 +115,51 @@ def stands(read: Read, _since: int) -> dict[str, int]:
     return {name: 0 for name, share in zip(read.names, read.proof, strict=True) if share > 0.5}
 
 
+def stood(read: Read, _since: int) -> dict[str, int]:
+    """Weights that do not move at all from a step to the end, and have a gradient in nearly all of these steps."""
+    return _unmoved(read, read.moved == 0)
+
+
+def crept(read: Read, _since: int) -> dict[str, int]:
+    """Weights that each step moves by under a millionth from a step to the end, though there is a gradient."""
+    return _unmoved(read, read.moved <= BARELY * read.weights)
+
+
+def kept(read: Read, _since: int) -> dict[str, int]:
+    """``.grad`` is not empty when a step begins, from a step to the end."""
+    return _last(read.left > 0, read.names)
+
+
+def zeroed(read: Read, _since: int) -> dict[str, int]:
+    """A gradient at each step, and exactly zero at all of them."""
+    return {name: 0 for name, is_zero in zip(read.names, (read.absmax == 0).all(axis=0), strict=True) if is_zero}
+
+
+def flushed(read: Read, _since: int) -> dict[str, int]:
+    """Over a quarter of the elements exactly zero that float32 has a gradient for."""
+    return {name: 0 for name, share in zip(read.names, read.proof, strict=True) if share > FLUSHED}
+
+
+def slid(read: Read, since: int) -> dict[str, int]:
+    """The log of the absmax falls in a straight line: two decades, and never 0.7 off for long."""
+    found = {}
+    for layer, name in enumerate(read.names):
+        level = np.log10(np.maximum(read.absmax[since:, layer], 1e-30))
+        steps = np.arange(len(level))
+        slope, start = np.polyfit(steps, level, 1)
+        off = np.abs(level - start - slope * steps)
+        if -slope * len(level) > 2 and np.quantile(off, 0.95) < 0.7:
+            found[name] = since
+    return found
+
+
+def _unmoved(read: Read, still: np.ndarray) -> dict[str, int]:
+    """Return the layers that are still to the end, with a gradient in nearly all of that time, and from where on."""
+    found = _last(still, read.names)
+    place = {name: layer for layer, name in enumerate(read.names)}
+    return {name: step for name, step in found.items() if read.has_gradient[step:, place[name]].mean() >= STEADY}
+
+
 def _last(bad: np.ndarray, names: list[str]) -> dict[str, int]:
     """Return the layers that are bad at the end, and from where on without an exception."""
     found = {}
@@ -116,5 +172,9 @@ def _last(bad: np.ndarray, names: list[str]) -> dict[str, int]:
 
 
 TRUTHS: dict[str, Callable[[Read, int], dict[str, int]]] = {
-    each.__name__: each for each in (fell, gone, never, broke, blew, shrank, lags, loses, stands)
+    each.__name__: each
+    for each in (
+        *(fell, gone, never, broke, blew, shrank, lags, loses, stands),
+        *(stood, crept, kept, zeroed, flushed, slid),
+    )
 }

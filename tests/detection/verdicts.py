@@ -10,8 +10,6 @@ from detection.truths import TRUTHS, Read
 from words.check import Flaw
 
 WHOLE_RUN = "(whole run)"
-SOON = 100
-"""Steps, of an observation each, within which a fault should be named."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,7 @@ class Said:
     severity: str
     opened_step: int
     layers: frozenset[str]
+    cause: str = ""
 
     @property
     def is_alarm(self) -> bool:
@@ -50,8 +49,11 @@ class Row:
     @property
     def right(self) -> Said | None:
         """The first incident of the rule that should speak."""
-        found = [each for each in self.said if each.rule == self.case.rule]
-        return min(found, key=lambda each: each.opened_step, default=None)
+        return min(self._spoke, key=lambda each: each.opened_step, default=None)
+
+    @property
+    def _spoke(self) -> list[Said]:
+        return [each for each in self.said if each.rule in self.case.rules]
 
     @property
     def delay(self) -> int | None:
@@ -62,7 +64,7 @@ class Row:
         """Of the right rule: all layers that it should name and no others, some of them, or wrong ones."""
         if self.right is None or not set(self.true) - {""}:
             return "-"
-        named = {name for each in self.said if each.rule == self.case.rule for name in each.layers} - {WHOLE_RUN}
+        named = {name for each in self._spoke for name in each.layers} - {WHOLE_RUN}
         if named == set(self.true):
             return "all"
         return "some" if named and named < set(self.true) else "wrong"
@@ -87,11 +89,17 @@ class Row:
             return f"{self.case.rule} was not said"
         if self.right.opened_step < self.case.since:
             return f"{self.case.rule} at step {self.right.opened_step}, before the fault"
-        if self.delay > SOON * self.case.interval:
+        if self.delay > self.case.within * self.case.interval:
             return f"{self.delay} steps late"
         if self.layers == "wrong":
             return "other layers"
-        strange = {each.rule for each in self.said if each.is_alarm} - {self.case.rule, *self.case.also}
+        if self.case.cause and self.right.cause != self.case.cause:
+            return f"cause {self.right.cause}, where {self.case.cause} is right"
+        if self.case.severity and self.right.severity != self.case.severity:
+            return f"{self.right.severity}, where {self.case.severity} is right"
+        if self.case.is_told and not self.messages:
+            return "no message"
+        strange = {each.rule for each in self.said if each.is_alarm} - {*self.case.rules, *self.case.also}
         return f"also said: {', '.join(sorted(strange))}" if strange else ""
 
     @property

@@ -44,6 +44,8 @@ TOPICS = {
     "divergence": r"\bdiverg",
     "convergence": r"\bconverg",
     "finite loss": r"while the loss (was|is) finite",
+    "not called": r"(does not|never|not) call|not called|not (in|part of) the (autograd |backward )?graph",
+    "router": r"\brouter|\bexperts?\b",
     "poison": r"\bpoison",
 }
 """Causes by their words; the first four are settings of the optimizer or the loop."""
@@ -175,7 +177,7 @@ WORDING: dict[str, Truth] = {
         [DETACHED],
         [DETACHED],
         claims=("fell",),
-        topics=("detached", "cleared", "replaced"),
+        topics=("detached", "cleared", "replaced", "not called"),
         may=("requires_grad",),
     ),
     "an-encoder-under-no-grad": _truth(
@@ -184,7 +186,7 @@ WORDING: dict[str, Truth] = {
         [DETACHED],
         [DETACHED],
         claims=("fell", "flat"),
-        topics=("detached", "cleared", "replaced"),
+        topics=("detached", "cleared", "replaced", "not called"),
         may=("requires_grad",),
     ),
     "a-layer-never-called": _truth(
@@ -192,6 +194,7 @@ WORDING: dict[str, Truth] = {
         [r"does not call|never called|not called"],
         [r"forward"],
         claims=("fell",),
+        topics=("not called",),
         may=("hold", "requires_grad"),
     ),
     "born-dead": _truth(
@@ -298,6 +301,108 @@ WORDING: dict[str, Truth] = {
         topics=("a zero", "dead"),
         may=("gates",),
     ),
+    "a-group-at-rate-zero": _truth(
+        "The learning rate of parameter group 1 is 0 from the first step on, by a LambdaLR. Group 0 warms up.",
+        [r"(learning rate|\blr\b|\brate\b).*(\b0\b|\bzero\b)"],
+        [r"learning rate|\blr\b|lr_lambda|schedul|param_groups|parameter group"],
+        claims=("fell", "flat"),
+        topics=("a zero",),
+        may=("raise the rate", "lower the rate"),
+        setup=Setup(scheduler=True),
+    ),
+    "epsilon-of-one-group": _truth(
+        "Adam's epsilon is 1 in parameter group 1, whose gradients are of 1e-4: each step is 10,000 times too short.",
+        [r"\beps(ilon)?\b"],
+        [r"\beps(ilon)?\b"],
+        claims=("fell", "flat"),
+    ),
+    "clipped-to-nothing": _truth(
+        "The gradients' total norm is about 1, clipped to 1e-5, under SGD with a rate of 0.05: next to nothing moves.",
+        [r"\bclip|max_norm"],
+        [r"\bclip|max_norm"],
+        claims=("flat",),
+        topics=("clipping",),
+        may=("clip", "raise the rate"),
+        setup=Setup(clips_at=1e-5),
+    ),
+    "a-stale-copy-comes-back": _truth(
+        "After each step since 250 two blocks get weights back that were kept at 250: the optimizer's update is lost. "
+        "It holds them, and rate, epsilon and gradients are as before.",
+        [r"overwr|cop(y|ies|ied)|load_state_dict|restor|stale|(update|step)\b.*\blost\b"],
+        [r"overwr|cop(y|ies|ied)|load_state_dict|restor|swap|average"],
+        claims=("fell", "flat"),
+    ),
+    "one-of-two-never-cleared": _truth(
+        "Nothing clears the gradients of the encoder: each step uses the sum of all since the first. The head's are.",
+        [r"zero_grad|\bcleared\b"],
+        [r"zero_grad"],
+        claims=("fell", "flat"),
+        topics=("cleared",),
+        setup=Setup(optimizers=2),
+    ),
+    "an-adapter-in-no-optimizer": _truth(
+        "The adapter was put into the model after its optimizer was made. As the loop clears by the optimizer, nothing "
+        "clears the adapter's gradients, either.",
+        [NO_HOLDER],
+        [r"add_param_group|optimizer"],
+        claims=("fell", "flat"),
+        topics=("optimizer", "cleared"),
+        may=("hold", "requires_grad"),
+        setup=Setup(adapters=True),
+    ),
+    "weights-too-large-to-move": _truth(
+        "Weights of 10,000 to 20,000 in float32 are 0.001 apart from the next number or more, and steps are of 1e-4.",
+        [r"round|half of|too (large|small|coarse)|cannot move|next number|float32|precision|spacing"],
+        [RAISE_RATE, r"float64|rescal|\bunits?\b|smaller weights|normali"],
+        claims=("fell", "flat"),
+        topics=("rate", "frozen"),
+        may=("raise the rate",),
+    ),
+    "float16-hidden-by-autocast": _truth(
+        "Autocast computes in float16 without a scaler: most gradients are under 6e-8 and become exactly zero. Weights "
+        "and .grad are float32.",
+        [r"float16|\bfp16\b"],
+        [r"scale\b|scaler|bfloat16|float32"],
+        claims=("fell", "flat"),
+        setup=ScaledSetup(low_precision=True),
+    ),
+    "blocks-multiplied-by-zero": _truth(
+        "What each residual block adds is multiplied by a constant 0. All blocks are called and in the graph: their "
+        "gradients are exactly zero, not missing. No weight is zero, and no ReLU is dead.",
+        [r"multipl\w+ (by|with) (exactly |a )?(zero|0\b)|(factor|gate|scale|coefficient)\b.*\b(zero|0)\b"],
+        [r"factor|gate|scale|multipl|coefficient"],
+        claims=("fell", "flat"),
+        topics=("a zero",),
+        may=("gates",),
+    ),
+    "a-scale-that-collapses": _truth(
+        "In each third batch a root of zero makes gradients infinite while the loss is finite. The scaler skips these "
+        "steps and halves its scale of 65,536 at each: no scale mends it. Under a scale of 0.001, float16 makes all "
+        "gradients zero.",
+        [r"\bscaler?\b.*(fell|falls|halv|drop|went|down|lower)|skipp"],
+        [r"detect_anomaly|sqrt|\broot\b|\beps|clamp|batch|\bdata\b|example"],
+        claims=("fell", "flat"),
+        topics=("finite loss",),
+        setup=ScaledSetup(low_precision=True),
+    ),
+    "one-collapse-after-another": _truth(
+        "The weight decay of one parameter group, the last map of a side branch, rises by decades and eats it. What is "
+        "before it loses its gradient, one map after the other. Nothing in the model chooses between branches.",
+        [r"weight[ _]decay.*(15[, ]?000|1\.5e\+?0?4)"],
+        [WEIGHT_DECAY],
+        claims=("fell", "flat"),
+        topics=("rate", "decay", "a zero"),
+        may=("decay",),
+    ),
+    "a-leaf-annealed-for-ever": _truth(
+        "The weight of a second loss falls by 2 % a step from step 150 on, and the gradients of its own maps with it, "
+        "in a straight line of the logarithm. Gradients cannot tell whether a loss's weight or weights decay.",
+        [r"exponential|straight line|constant (share|factor|rate)"],
+        [r"anneal|weight|schedul|factor"],
+        claims=("fell", "flat"),
+        topics=("decay",),
+        may=("decay",),
+    ),
 }
 """By fault."""
 
@@ -315,7 +420,21 @@ HEALTHY: dict[str, Truth] = {
         "The easy task is learnt, and its layers' gradients fall. Told falsely, so all that is said is what may be.",
         topics=("dead", "a zero"),
     ),
-    "an-idle-expert": _healthy("forward() calls the last expert in one step of twenty."),
+    "an-idle-expert": _healthy("forward() calls the last expert in one step of twenty.", topics=("router",)),
+    "an-expert-out-of-fashion": _healthy("A router asks some experts less and less.", topics=("router", "convergence")),
+    "eight-sparse-experts": _healthy("A router asks all experts, with noise.", topics=("router", "convergence")),
+    "domains-in-blocks": _healthy("The layers of a domain rest while another's learn.", topics=("convergence",)),
+    "an-auxiliary-loss-annealed": _healthy("A second loss counts a fiftieth in the end, on purpose."),
+    "four-steps-to-one": _healthy(
+        "Actor and critic have an optimizer and a loss each, and both losses fall.",
+        topics=("convergence",),
+        setup=Setup(optimizers=2),
+    ),
+    "adapters-warm-up-for-long": _healthy(
+        "The learning rate rises for 400 steps.", topics=("convergence",), setup=Setup(adapters=True, scheduler=True)
+    ),
+    "rates-by-depth": _healthy("Rates fall with the depth, on purpose.", topics=("convergence",)),
+    "a-tail-at-a-tiny-rate": _healthy("The rate ends at 1e-6, on purpose.", topics=("convergence", "rate")),
     **{f"rescaled-loss{each}": _DIVIDED for each in ("", "-every-10", "-every-100", "-auto")},
 }
 """By healthy job of which the page says something else than that it converges."""
@@ -327,6 +446,6 @@ def find_case_flaws(case: Case, incidents: list[Incident]) -> tuple[Flaw, ...]:
     Rules, layers, steps and messages are judged elsewhere.
     """
     truth = WORDING[case.name] if case.is_fault else HEALTHY.get(case.name, _LEARNS)
-    truth = replace(truth, told=frozenset({case.rule}), may=frozenset(each.rule for each in incidents))
+    truth = replace(truth, told=case.rules, may=frozenset(each.rule for each in incidents))
     flaws = [flaw for incident in incidents for flaw in incident_flaws(truth, incident)]
     return tuple(dict.fromkeys([*flaws, *(job_flaws(truth, incidents) if case.is_fault else ())]))
