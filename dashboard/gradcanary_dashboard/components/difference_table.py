@@ -18,6 +18,7 @@ from gradcanary_dashboard.analysis.layers import MAX_ROWS
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.components import elements, layer_table, share_bar, static, table
 from gradcanary_dashboard.components.table import Column
+from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers
 
 COLUMNS = (Column("Layer", "button"), Column("Difference", "gap"), Column("Levels", "levels"), Column("Where", "where"))
@@ -70,7 +71,12 @@ def _difference(
     dtypes = [dtype(accumulators[place].get(row.name)) for place in (begun[0], begun[row.of])]
     whose = f"{other.letter} " if len(begun) > 2 else ""
     levels = [
-        ["span", {}, ["b", {"class": f"of-{place}"}, data.runs[place].letter], f" {_value(value)}"]
+        [
+            "span",
+            {},
+            ["b", {"style": f"border-color: {overlay.COLOURS[place]}"}, data.runs[place].letter],
+            f" {_value(value)}",
+        ]
         for place, value in zip(begun, row.values, strict=True)
     ]
     change = dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} \N{RIGHTWARDS ARROW} {dtypes[1]}"

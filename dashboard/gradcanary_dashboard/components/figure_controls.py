@@ -14,6 +14,7 @@ from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import palette
 from gradcanary_dashboard.figures.metrics import Panel
 from gradcanary_dashboard.text import numbers
 
@@ -115,15 +116,15 @@ def zoom_note(
 
 
 def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
-    """Return the colours and their numbers; the gradients are in the style sheet, drawn from the same palette."""
+    """Return the colours and their numbers."""
     meta = figure["layout"].get("meta", {})
     told = [numbers.scientific(value) for value in meta.get("told", ())]
     goes_on = bool(told) and meta["ends"][0] < meta["told"][0]
-    zero = "zero-good" if stat.zero_is_good else "zero"
-    swatches = ((zero, "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
+    zero = palette.WHITE if stat.zero_is_good else palette.BLACK
+    swatches = ((zero, "exact 0"), (palette.NO_DATA, "no data"), (palette.MAGENTA, "non-finite"))
     return [
         html.Div(_scale(told, goes_on=goes_on), className="scale"),
-        *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
+        *(html.Span([html.Span(className="swatch", style={"background": colour}), word]) for colour, word in swatches),
     ]
 
 
@@ -142,7 +143,8 @@ def _scale(told: Sequence[str], *, goes_on: bool) -> list[html.Span]:
 
 
 def _ramp(side: str) -> html.Span:
-    return html.Span(className=f"ramp {side}", **elements.attributes(aria_hidden="true"))
+    colours = {"background": palette.GRADIENTS[side]}
+    return html.Span(className=f"ramp {side}", style=colours, **elements.attributes(aria_hidden="true"))
 
 
 def _stats(contents: Mapping[str, Any]) -> html.Select:
@@ -208,10 +210,14 @@ def _line_finder(title: str) -> list[Any]:
     return ["input", {"type": "search", "aria-label": f"Find lines of {title}", **held}]
 
 
+_BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
+"""The border that comes nearest to a dash of Plotly."""
+
+
 def legend_line(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of a legend with its ``tree``; one that can be switched on and off is a button."""
-    pen = {"style": f"border-color: {line['colour']}"} if "colour" in line else {}
-    swatch = ["span", {"class": f"stroke {line.get('dash', 'none')}", "aria-hidden": "true", **pen}]
+    pen = {"style": f"border-top: 3px {_BORDERS[line['dash']]} {line['colour']}"} if "colour" in line else {}
+    swatch = ["span", {"class": "stroke", "aria-hidden": "true", **pen}]
     last = line.get("last") or ""
     words = [["span", {"class": "name"}, line["text"]], ["span", {"class": "value", "data-last": last}, last]]
     held = {"class": "line", **({"data-line": line["id"]} if "id" in line else {})}

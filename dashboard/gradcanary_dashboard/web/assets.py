@@ -51,6 +51,7 @@ SHEETS_IN_ORDER = (
     "incidents",
     "runs",
     "settings",
+    "narrow",
     "access",
 )
 """The style sheets of ``assets/css``. Of two rules of the same weight the later one holds."""

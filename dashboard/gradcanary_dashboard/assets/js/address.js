@@ -80,14 +80,11 @@
     const query = new URLSearchParams(window.location.search);
     for (const control of document.querySelectorAll(CONTROLS)) {
       const wanted = query.get(control.dataset.key) || "";
+      const field = control.querySelector("input");
       if (control.tagName === "SELECT") control.value = wanted;
       else if (control.tagName === "BUTTON") control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
-      else fill(control.querySelector("input"), wanted);
+      else if (document.activeElement !== field && field.value !== wanted) window.dash_clientside.set_props(field.id, { value: wanted });
     }
-  }
-
-  function fill(field, value) {
-    if (document.activeElement !== field && field.value !== value) window.dash_clientside.set_props(field.id, { value });
   }
 
   let followed = null; // the element of the page whose controls say what the address says

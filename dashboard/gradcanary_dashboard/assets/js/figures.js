@@ -12,6 +12,7 @@
   const told = new WeakMap(); // place -> the attribute that is drawn in it, or is to be
   const waiting = new Map(); // place -> its figure, to be drawn
   const ranges = new WeakMap(); // plot -> the ends of its axis of steps, as its figure has them
+
   // ---- Plotly: pages that open with figures load it at once, others once there is one
 
   let coming = null;

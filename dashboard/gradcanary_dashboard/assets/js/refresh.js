@@ -67,11 +67,13 @@
   // ---- cells of heatmaps: an answer holds the columns that are new
 
   function cellsOf({ bdata }) {
-    return new Int16Array(Uint8Array.from(atob(bdata), (letter) => letter.charCodeAt(0)).buffer);
+    const bytes = Uint8Array.fromBase64?.(bdata) ?? Uint8Array.from(atob(bdata), (letter) => letter.charCodeAt(0));
+    return new Int16Array(bytes.buffer);
   }
 
   function written(cells) {
     const bytes = new Uint8Array(cells.buffer);
+    if (bytes.toBase64) return bytes.toBase64(); // not every browser has it yet
     let text = "";
     for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode.apply(null, bytes.subarray(at, at + 32768));
     return btoa(text);
