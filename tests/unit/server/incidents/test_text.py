@@ -222,8 +222,7 @@ FIXES = {
 FITS = {
     r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
     "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
-    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip clip_limit "
-    "small_clip",
+    "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip clip_limit",
     r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
 }
 """What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
@@ -244,7 +243,7 @@ def test_a_fix_speaks_of_adapters_where_there_are_some():
 
 def test_a_cause_speaks_of_a_clip_only_where_one_was_seen():
     found = {code for code, cause in remedies.CAUSES.items() if re.search(r"\b[Cc]lip", cause.text)}
-    assert found == {"scaled_clip", "clip_limit", "small_clip"}
+    assert found == {"scaled_clip", "clip_limit"}
 
 
 def test_printed_groups_need_no_weight_decay():
