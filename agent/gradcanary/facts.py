@@ -86,7 +86,7 @@ PRINTED = {
     "compiled_step",
     "compiled_steps",
     "cuda_graph",
-    "fp16_without_scaler",
+    wire.FLOAT16_WITHOUT_SCALER,
     "late_process_group",
     "lazy_device",
     "no_step",
@@ -99,7 +99,7 @@ MOST_NAMES = 200
 """Names in the fact of frozen parameters: each hello and each answer about the run carries them."""
 
 NO_SCALER = wire.Fact(
-    code="fp16_without_scaler",
+    code=wire.FLOAT16_WITHOUT_SCALER,
     text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "
     "optimizer: small gradients are lost unless the loop scales its loss itself. torch.amp.GradScaler does that; "
     "bfloat16 and float32 do not need it.",

@@ -191,8 +191,8 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "multiplied_by_zero": Cause(
-        "Backward passes reach these parameters, and their gradient is exactly zero, not missing: they are multiplied "
-        "with something that is exactly zero. That may be a gate, a mask, a weight of the loss, the weights behind "
+        "Backward passes reach these parameters, and their gradient is exactly zero, not missing: on the way to the "
+        "loss they are multiplied by zero. The factor may be a gate, a mask, a weight of the loss, the weights behind "
         "them, or the slope of an activation.",
         "zero_factor",
     ),
@@ -223,9 +223,9 @@ CAUSES: Mapping[str, Cause] = {
         "unused",
     ),
     "cancelled": Cause(
-        "Gradients reach these layers and have been exactly zero all along. Either they are multiplied with a gate, a "
-        "mask, weights or a part of the loss that is exactly zero, or the loss does not depend on them, as on a bias "
-        "that a norm or a difference cancels.",
+        "Gradients reach these layers and have been exactly zero all along. Either they are multiplied by zero, as by "
+        "a gate, a mask or weights, or the loss does not depend on them, as on a bias that a norm or a difference "
+        "cancels.",
         "zero_factor",
     ),
     "lossy_sum": Cause(
@@ -327,7 +327,7 @@ CAUSES: Mapping[str, Cause] = {
         "optimizer_parameters",
     ),
     "kept_gradients": Cause(
-        "Nothing in the loop clears these gradients after a step: zero_grad is not called, or for other parameters. "
+        "Nothing in the loop clears these gradients after a step: zero_grad is missing, or clears other parameters. "
         "Each step uses the sum of all gradients so far, in which old ones outweigh the present one more and more.",
         "clear_gradients",
     ),

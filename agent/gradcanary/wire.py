@@ -46,10 +46,13 @@ FLOAT16_GRADIENTS = "fp16_gradients"
 FLOAT16_LIMIT = "fp16_limit"
 """Code of the fact that most elements of gradients are among the smallest numbers of float16."""
 
-REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT})
+FLOAT16_WITHOUT_SCALER = "fp16_without_scaler"
+"""Code of the fact that no GradScaler scales the loss of gradients in float16."""
+
+REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
 """Codes of facts of which a session has one at most: a newer one replaces it."""
 
-LAUNCH_FACTS = frozenset({NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT})
+LAUNCH_FACTS = frozenset({NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
 """Codes of facts about one launch: the next one may have another loop, or another precision."""
 
 FROZEN_STEPS = 50

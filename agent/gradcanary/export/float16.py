@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gradcanary import facts, wire
 from gradcanary.stats.accumulation import PER_SAMPLE
@@ -77,9 +78,11 @@ class Float16Layers:
         found = []
         if shown and shown != before[0]:
             found.append(facts.float16_gradients(self._names(shown), step))
-            found += [] if is_scaled else [facts.NO_SCALER]
         if at_limit and at_limit != before[1]:
             found.append(facts.float16_limit(self._names(at_limit), step))
+        lost = at_limit & shown
+        if lost and lost != before[1] & before[0] and not is_scaled:
+            found.append(replace(facts.NO_SCALER, layers=tuple(self._names(lost))))
         return found
 
     def _names(self, layers: Collection[int]) -> list[str]:

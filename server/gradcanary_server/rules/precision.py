@@ -156,7 +156,7 @@ class StaticFindings(Detector):
             signals.SUM_COARSE: is_low & is_coarse,
             signals.DECLARED: is_declared & rule.enabled,
             signals.COARSE_MOMENTS: self._has_fact(*_MOMENTS) & config.second_moments.enabled,
-            signals.NO_SCALER: self._has_fact("fp16_without_scaler") & config.fp16_underflow.enabled,
+            signals.NO_SCALER: self._has_fact(wire.FLOAT16_WITHOUT_SCALER) & config.fp16_underflow.enabled,
             signals.CLIPPED_SCALED: self._has_fact("clip_before_unscale") & clip_enabled,
             signals.NEVER_CLEARED: self._has_fact(wire.NEVER_CLEARED) & config.never_cleared.enabled,
             signals.UNDONE: self._has_fact("undone_updates") & config.no_update.enabled,

@@ -161,7 +161,7 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
         scale_severity=before.scale_severity,
         explosion_severity=before.explosion_severity,
         # Facts about the loop are of the last launch: without them the finding is over.
-        facts=NO_FINGERPRINT if state.scores.firing[signals.NEVER_CLEARED].any() else 0,
+        facts=NO_FINGERPRINT if state.scores.firing[[signals.NEVER_CLEARED, signals.NO_SCALER]].any() else 0,
     )
 
 
