@@ -240,19 +240,14 @@ def apply_transitions(
     return [*finished, *([case] if case is not None and case.has_changed else [])]
 
 
-def find_beside(fired: Iterable[Transition], other: IncidentCase | None, names: Mapping[int, str]) -> int | None:
-    """Return the id of another incident, None if it is not open where a layer fires first, or of no neighbour.
+def is_beside(layer: int | None, other: IncidentCase, names: Mapping[int, str]) -> bool:
+    """Return True if a layer is in the block of a layer of another incident, or in the next one.
 
-    Neighbours are in the same block or in the next ones. A name without a block tells nothing: all may be neighbours.
+    A name without a block tells nothing: all may be neighbours.
     """
-    first = next((change for change in fired if change.kind == "fired"), None)
-    if other is None or first is None or first.layer is None or other.incident.opened_step >= first.step:
-        return None
-    is_over = other.incident.resolved_step is not None and other.incident.resolved_step < first.step
-    block = block_of(names.get(first.layer, ""))
-    blocks = [block_of(names.get(layer, "")) for layer in other.members if layer is not None]
-    is_near = any(block is None or each is None or block.is_beside(each) for each in blocks)
-    return other.incident.id if is_near and not is_over else None
+    block = block_of(names.get(-1 if layer is None else layer, ""))
+    blocks = [block_of(names.get(each, "")) for each in other.members if each is not None]
+    return any(block is None or each is None or block.is_beside(each) for each in blocks)
 
 
 def close_incident(incident: Incident, step: int, now: float, resolution: str) -> Incident:
