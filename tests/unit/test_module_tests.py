@@ -130,7 +130,6 @@ server/incidents/causes                       unit/server/incidents/test_text.py
 server/incidents/detail                       component/server/incidents/test_service.py
 server/incidents/liveness                     component/server/incidents/test_watchdog.py
 server/incidents/repository                   component/server/incidents/test_service.py
-server/ingest/evaluation                      component/server/incidents/test_any_cut_same_result.py
 server/ingest/messages                        acceptance/collector/test_wire_answers.py
 server/ingest/service                         component/server/ingest/test_shard_stream.py
 server/ingest/sessions                        acceptance/collector/test_run_lifecycle.py
