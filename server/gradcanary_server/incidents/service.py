@@ -134,7 +134,9 @@ def _opens_beside_collapse(
     earlier = [change for change in by_rule.get("collapse", ()) if change.step < first.step]
     changed = apply_transitions(case, earlier, context, reopen_s)
     case = changed[-1] if changed else case
-    return case is not None and case.incident.state == "open" and is_beside(first.layer, case, names)
+    if case is None or case.incident.state != "open" or case.incident.opened_step >= first.step:
+        return False
+    return is_beside(first.layer, case, names)
 
 
 def record_crash(
