@@ -147,6 +147,14 @@ def never_cleared(names: Sequence[str], total: int, steps: int, step: int) -> wi
     return wire.Fact(wire.NEVER_CLEARED, text, () if len(names) == total else tuple(names))
 
 
+def undone_updates(names: Sequence[str], step: int) -> wire.Fact:
+    """Return the fact that updates of the optimizer are undone before its next step."""
+    compared = wording.count(len(names), "parameter")
+    text = f"Until step {step:,}, updates of {compared} were compared: the optimizer had changed the weights, and when "
+    text += "a later step began, all were back at their values of before."
+    return wire.Fact("undone_updates", text, tuple(names))
+
+
 def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wire.Fact:
     """Return the fact that parameters of the model are no layers, as their requires_grad is False.
 

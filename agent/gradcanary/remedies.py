@@ -95,6 +95,12 @@ CAUSES: Mapping[str, Cause] = {
         "may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
     ),
+    "exponential_fall": Cause(
+        "Each step takes the same part of these gradients away, and no weights were measured that shrank like them: a "
+        "factor falls exponentially. It is an annealed loss weight, or weights that decay, or their part of the loss "
+        "is being learnt; gradients alone cannot tell which.",
+        "falling_factor",
+    ),
     "under_siblings": Cause(
         "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
         "gradients vanish with depth, or a gate or scale near zero stands before them.",
@@ -128,6 +134,11 @@ CAUSES: Mapping[str, Cause] = {
         "Other layers lost their gradient altogether around the same steps: look there first, these may lie behind "
         "them.",
         "flow",
+    ),
+    "beside_collapse": Cause(
+        "Layers beside these collapsed in the steps before: look there first. Whatever took their gradients away may "
+        "change those of their neighbours, too.",
+        "small",
     ),
     "exploding": Cause(
         "The gradients of these layers are far over what they were, and the loss is not: an outlier in the data, a "
@@ -195,6 +206,12 @@ CAUSES: Mapping[str, Cause] = {
         "that was meant.",
         "meant",
     ),
+    "handed_over": Cause(
+        "Similar layers, which had no gradient before, got theirs then: the training went on to another "
+        "domain, task or stage, as a rule. Gradients cannot tell that from two of them swapped by mistake. Nothing is "
+        "wrong if that was meant.",
+        "meant",
+    ),
     "never_used": Cause(
         "The optimizer holds these layers and the loss has not depended on them so far: a head that this task does not "
         "use, or a module that the forward pass does not call.",
@@ -239,10 +256,48 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_weights",
     ),
     "clip_limit": Cause(
-        "Steps are smaller than half of the distance between two neighbouring numbers of these weights, so rounding "
-        "undoes nearly all of them. Gradients are clipped in these steps: a limit that is far too low leaves next to "
-        "nothing of them.",
+        "Gradients are clipped to a norm that leaves next to nothing of them, so steps are as small.",
         "clip_limit",
+    ),
+    "lost_update": Cause(
+        "The optimizer changes these weights, and when a later step begins they have their old values again. Something "
+        "writes old weights back: a copy that is loaded or synchronised in each step, or master weights that are "
+        "copied in the wrong direction.",
+        "lost_update",
+    ),
+    "rate_zero": Cause(
+        "A learning rate of zero leaves these parameters as they are, while their gradients cost as much as those of "
+        "others.",
+        "rate_zero",
+    ),
+    "cannot_move": Cause(
+        "A step is smaller than half of the distance between two neighbouring numbers of these weights, so float32 "
+        "rounds it away: the learning rate is too low for weights of this size, or the weights are too large.",
+        "cannot_move",
+    ),
+    "unmoved": Cause(
+        "The optimizer steps, and the weights stay as they are to the last bit although their gradient is not zero. "
+        "Which of these it is cannot be known from here: gradients that are cleared or replaced right before the step, "
+        "an optimizer that skips these parameters, weights that are set back inside of the step, or steps so small "
+        "that they are rounded away.",
+        "unmoved",
+    ),
+    "epsilon": Cause(
+        "An optimizer like Adam divides by the size of the gradients plus eps, and so moves weights by about the "
+        "learning rate. These moved by a small part of it from the start: eps is far larger than their gradients.",
+        "epsilon",
+    ),
+    "hardly_moves": Cause(
+        "The updates of all parameters are next to nothing. Which of these it is cannot be known from here: a learning "
+        "rate that is far too low, an eps that is far too large, or gradients that become tiny between the backward "
+        "pass and the step.",
+        "unmoved",
+    ),
+    "moves_less": Cause(
+        "The optimizer moves these parameters decades less than all others, also by their learning rate and by their "
+        "gradient. Another setting of their group does that, such as eps, or something that makes their gradient "
+        "smaller between the backward pass and the step.",
+        "unmoved",
     ),
     "coarse_moments": Cause(
         "A step takes less away of a second moment than half of the distance to the next number. So moments rise with "
@@ -284,6 +339,17 @@ CAUSES: Mapping[str, Cause] = {
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
         "loss may still look fine, because it divides by the size of gradients.",
         "unscale_first",
+    ),
+    "scale_fell": Cause(
+        "A GradScaler halves its scale after a step in which a gradient is not finite, and skips that step. It went on "
+        "doing so: gradients have grown, or an operation or weights make them infinite or NaN whatever the scale is.",
+        "nonfinite",
+    ),
+    "scale_too_low": Cause(
+        "The scale that should lift gradients over float16's smallest number has fallen so far that it does so no "
+        "longer: smaller ones are rounded to exactly zero. It fell because steps with gradients that are not finite "
+        "were skipped: look at the first of these.",
+        "nonfinite",
     ),
     "fp16_overflow": Cause(
         "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite.",

@@ -531,6 +531,7 @@ class OptimizerTracker:
         A closure's passes are over by then: the copies do not raise their peak of memory.
         """
         self.window.weights_before = {}
+        self.sampler.rows.forget_copies()
         if step is not None and not self._clock.is_joining:
             self.window.weights_before = self.sampler.copy_weights(step)
 
@@ -538,8 +539,8 @@ class OptimizerTracker:
     def compare_weights(self) -> None:
         """Add the weight changes of the step to the window's sample."""
         copies, self.window.weights_before = self.window.weights_before, None
-        if copies and self.window.sample is not None:
-            self.window.sample.add(Kind.UPDATE_NORMS, self.sampler.compare_weights(copies))
+        if copies is not None and self.window.sample is not None:
+            self.window.sample.parts += self.sampler.compare_weights(copies)
 
     def find_frozen(self, step: int) -> None:
         """Add the shares of unmoved weights to the window's sample, if they are due."""

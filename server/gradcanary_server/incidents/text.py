@@ -22,6 +22,7 @@ from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
+from gradcanary_server.incidents.setting_causes import scale_words
 from gradcanary_server.rules.signals import RULES
 from gradcanary_server.storage.schema import incident, is_of_incident
 
@@ -66,10 +67,18 @@ _ONLY_ZEROS = Words(
 _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
+_UNMOVED = "{count} {have} gradients, and weights that do not move {since}"
+_NO_CHANGE = "{layers} {have} gradients, and none of the compared weights changed in a step {since}"
+_HARDLY = "{count} {have} hardly any updates {since}"
+_CHANGED = "{layers} {have} updates that change {their} weights by {ratio} of themselves"
 _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "fall"): Words("{count} collapsed {at}", "{layers} fell{from_to} {at}"),
+    ("collapse", "straight"): Words(
+        "{count} {have} gradients that fall exponentially {since}",
+        "{layers} fell{from_to} {at}, exponentially: each step took the same part away",
+    ),
     ("collapse", "threshold"): Words(
         "{count} went under the threshold given {at}",
         "{layers} went under the threshold given for {them}{absmax} {at}",
@@ -77,6 +86,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "siblings"): Words(
         "{count} {have} far smaller gradients than similar layers {since}",
         "{layers} {have} much smaller gradients than similar layers{against}, {since} at the latest",
+    ),
+    ("collapse", "follows"): Words(
+        "{count} fell beside collapsed layers {at}",
+        "{layers} beside collapsed ones fell{from_to} {at}",
     ),
     ("collapse", "joined_late"): Words(
         "{count} {were} already low when the run was joined {at}",
@@ -97,6 +110,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("unused", "not_in_graph"): _UNREACHED,
     ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
+    ("vanished", "handed_over"): Words(
+        "{count} handed {their} gradient over to similar layers {at}",
+        "{layers} had gradients before, and {none_or_zeros} {since}, when similar layers that had none got theirs",
+    ),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
         "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
@@ -113,6 +130,24 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("frozen", "stopped"): Words(_STILL, "{layers} moved before, and {share} of {their} weights stood still {when}"),
     ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
     ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
+    ("no_update", "undone"): Words(
+        "{count} {have} undone updates, seen {at}",
+        "{layers} {are} changed by the optimizer and {have} the old weights again when a later step begins, seen {at}",
+    ),
+    ("no_update", "too_fine"): Words(_UNMOVED, f"{_NO_CHANGE}: a step is finer than {{their}} precision"),
+    ("no_update", "unmoved"): Words(_UNMOVED, _NO_CHANGE),
+    ("no_update", "no_rate"): Words(
+        "{count} {have} a learning rate of zero {since}",
+        "{layers} {have} gradients, and a learning rate of zero in all steps {since}",
+    ),
+    ("no_update", "slow"): Words(
+        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer moves weights, {{since}}"
+    ),
+    ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
+    ("no_update", "apart"): Words(
+        "{count} {have} far smaller updates than all others {since}",
+        "{layers} {have} updates decades smaller than those of all others{against}, {since}",
+    ),
     ("second_moments", None): Words(
         "{count} {have} second moments that cannot decay, seen {at}",
         "{layers} {have} second moments in low precision that rise and cannot decay, seen {at}",
@@ -143,6 +178,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
+    ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
+    ("loss_scale", None): Words("{scale_fell}", "{scale_fell}{scale_when}"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
@@ -272,9 +309,11 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     layers = [layer for layer in members if layer is not None]
     if incident.rule == "nonfinite":
         return {None if None not in members else "both" if layers else "loss": layers}
+    if incident.rule == "loss_scale":
+        return {None: []}
     if incident.rule == "scale_drop":
-        is_unknown = incident.severity == "warning" and any(each.evidence == "no_loss" for each in members.values())
-        return {"no_loss" if is_unknown else incident.severity: []}
+        kind = {"warning": "no_loss", "critical": "all_zeros"}.get(incident.severity, "")
+        return {kind if kind in {each.evidence for each in members.values()} else incident.severity: []}
     if incident.crash is not None:
         return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:
@@ -299,6 +338,8 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     }
     if incident.crash is not None:
         fields |= _crash_fields(incident.crash, next(iter(members)))
+    if incident.rule == "loss_scale":
+        fields["scale_fell"], fields["scale_when"] = scale_words(incident.scale_fall)
     if incident.rule == "scale_drop":
         decades = next((member.value for member in members if member.value is not None), None)
         fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"
@@ -347,6 +388,7 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "up_from_to": _from_to(rises, [value for value in values if value > 0]),
         "absmax": _largest(values),
         "against": ": {} instead of {}{}".format(*_medians(apart)) if apart else "",
+        "ratio": _median(values) if values else "next to nothing",
         "part": _share(values, "a part"),
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",

@@ -7,7 +7,6 @@ a run.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -190,11 +189,6 @@ def add_late_gap(stored: str, begin: int, end: int) -> str:
     return json.dumps([*gaps, [begin, end, "late"]][-MAX_GAPS:])
 
 
-@lru_cache(maxsize=256)
-def parse_facts(stored: str) -> tuple[wire.Fact, ...]:
-    return tuple(wire.Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(stored))
-
-
 def _describe_run(
     connection: Connection, row: Record, hello: wire.Hello, now: float, *, is_newest: bool, begins: bool
 ) -> None:
@@ -207,7 +201,8 @@ def _describe_run(
     replaced = wire.REPLACED_FACTS.intersection(fact["code"] for fact in reported)
     replaced |= wire.LAUNCH_FACTS if begins else frozenset()
     facts = [fact for fact in facts if fact["code"] not in replaced]
-    facts += [fact for fact in reported if fact not in facts]
+    known = [{**fact, "overruled": False} for fact in facts]
+    facts += [fact for fact in reported if {**fact, "overruled": False} not in known]
     framework = hello.framework or row.framework if is_newest else row.framework or hello.framework
     bump_revision(connection, row.run_id, last_seen=now, framework=framework, facts=json.dumps(facts[:MAX_FACTS]))
 

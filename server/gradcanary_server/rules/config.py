@@ -90,7 +90,7 @@ class Collapse(Section):
     """L2 norm under which a layer fires without evidence; None = no such threshold."""
     siblings_min: Count = 4
     siblings_decades: Decades = 2.0
-    """Decades under the upper quartile of the siblings."""
+    """Decades under the upper quartile of the siblings, or under the best but one where most of them are sick."""
     fire_after_steps: Count = 20
     resolve_after_steps: Count = 100
 
@@ -202,6 +202,24 @@ class InVain(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class NoUpdate(Section):
+    """Weights that do not move, or hardly, though they have a gradient."""
+
+    notify: Flag = False
+    """On trial: no false one is known yet, and few trainings were seen."""
+    ratio: Positive = 1e-7
+    """Of a step's change to the weights, under which all of them hardly move: in a million steps that all go the same
+    way they would change by a tenth, and the precision of float32 is about as much."""
+    rate_share: Share = 0.05
+    """Of the learning rate, by which Adam would move a weight: its first step is the whole of it, and gradients of pure
+    noise give 0.23 of it later, with the usual betas."""
+    apart_decades: Decades = 2.0
+    """Under the median of all layers. Norms, whose weights are 1, are 1.7 decades under matrices."""
+    least_lr_share: Share = 0.1
+    """As of frozen."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class SecondMoments(Section):
     """Second moments of an optimizer in a precision in which they cannot decay."""
 
@@ -225,6 +243,11 @@ class Fp16Underflow(Section):
 @dataclass(frozen=True, config=STRICT)
 class ClipBeforeUnscale(Section):
     """Gradients that are clipped before the loss scale is removed: they become thousands of times too small."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class LossScale(Section):
+    """A GradScaler whose scale fell by 2^10 while it goes on to skip steps, or under 1."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -303,6 +326,7 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "accumulator": ("notify",),
     "frozen": ("notify", "least_lr_share"),
     "in_vain": ("notify", "steps", "least_lr_share"),
+    "no_update": ("notify", "least_lr_share"),
     "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
     "not_optimized": ("notify",),
@@ -326,6 +350,7 @@ class LayerRule:
     accumulator: Accumulator | None = None
     frozen: Frozen | None = None
     in_vain: InVain | None = None
+    no_update: NoUpdate | None = None
     second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
     not_optimized: NotOptimized | None = None
@@ -347,9 +372,11 @@ class Rules:
     accumulator: Accumulator = field(default_factory=Accumulator)
     frozen: Frozen = field(default_factory=Frozen)
     in_vain: InVain = field(default_factory=InVain)
+    no_update: NoUpdate = field(default_factory=NoUpdate)
     second_moments: SecondMoments = field(default_factory=SecondMoments)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    loss_scale: LossScale = field(default_factory=LossScale)
     not_optimized: NotOptimized = field(default_factory=NotOptimized)
     never_cleared: NeverCleared = field(default_factory=NeverCleared)
     silent: Silent = field(default_factory=Silent)

@@ -18,7 +18,11 @@ from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArray
 FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
 """Signals of a layer that any step may move. The first four are evidence of collapse. Each has its own count, so one
 kind of evidence says nothing about another."""
-COLLAPSE = slice(FALL, LATE + 1)
+STRAIGHT = 28
+"""Evidence of collapse, too: the gradient falls in one straight line of its logarithm, and no weights do."""
+FOLLOWS = 37
+"""Evidence of collapse, too: a layer that fell beside one that fires for FALL."""
+COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS]
 
 REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
 """Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
@@ -33,14 +37,17 @@ SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = rang
 NEVER = 21
 """Evidence of vanished, too: no layer ever had a gradient."""
 
+HANDED_OVER, NEVER_BUT_ZERO = 29, 30
+"""Evidence of vanished: a layer lost its gradient in the step in which one like it gained its own; gradients reach the
+layers and are exactly zero in all of them, while the loss is not."""
+
 UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
 """A layer whose gradient was never more than exactly zero; the last two if most layers, or all adapters, never had a
 gradient, or only zeros."""
 
-WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
-
-MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
+MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 """Signals that fire until the layer has a gradient again."""
+WITHOUT_GRADIENT = [*MISSED, BY_SCRIPT]
 
 NOT_OPTIMIZED = 22
 """A static finding, too."""
@@ -48,18 +55,25 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-NEVER_CLEARED = 30
-"""A static finding, too."""
-
 AT_LIMIT, ALL_AT_LIMIT = 34, 35
 """Zeros of gradients that the smallest number of float16 cuts off, judged from the start."""
 ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
 
-LAYER_SIGNALS = 36
+UNMOVED, APART, TINY = 25, 26, 27
+"""Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly."""
 
-SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
+NO_RATE, UNDONE, TOO_FINE, SLOW = range(38, 42)
+"""Evidence of no_update, too: a learning rate of zero; updates that are undone, a static finding; steps finer than the
+weights; all weights of an optimizer like Adam that move by a small part of the learning rate."""
+
+NEVER_CLEARED = 36
+"""A static finding, too."""
+
+LAYER_SIGNALS = 42
+
+SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = range(4)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
-RUN_SIGNALS = 3
+RUN_SIGNALS = 4
 
 NOTHING = -1
 INFORMATION, WARNING, CRITICAL = range(len(SEVERITIES))
@@ -77,6 +91,8 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "collapse": (
         Signal(LATE, "joined_late", INFORMATION),
         Signal(SIBLINGS, "siblings", WARNING),
+        Signal(STRAIGHT, "straight", WARNING),
+        Signal(FOLLOWS, "follows", WARNING),
         Signal(THRESHOLD, "threshold", CRITICAL),
         Signal(FALL, "fall", CRITICAL),
     ),
@@ -84,8 +100,10 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "explosion": (Signal(EXPLOSION, None, WARNING),),
     "vanished": (
         Signal(BY_SCRIPT, "by_script", INFORMATION),
+        Signal(HANDED_OVER, "handed_over", INFORMATION),
         Signal(NEVER, "never", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
+        Signal(NEVER_BUT_ZERO, "never", CRITICAL),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
     "unused": (
@@ -116,6 +134,15 @@ RULES: dict[str, tuple[Signal, ...]] = {
         Signal(ALL_AT_LIMIT, "at_limit", CRITICAL),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
     ),
+    "no_update": (
+        Signal(APART, "apart", WARNING),
+        Signal(TINY, "tiny", WARNING),
+        Signal(SLOW, "slow", WARNING),
+        Signal(NO_RATE, "no_rate", WARNING),
+        Signal(UNMOVED, "unmoved", CRITICAL),
+        Signal(TOO_FINE, "too_fine", CRITICAL),
+        Signal(UNDONE, "undone", CRITICAL),
+    ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
     "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),
     "never_cleared": (Signal(NEVER_CLEARED, None, CRITICAL),),
@@ -125,6 +152,7 @@ RULES: dict[str, tuple[Signal, ...]] = {
 RUN_RULES: dict[str, Signal] = {
     "scale_drop": Signal(SCALE_DROP, None, INFORMATION),
     "nonfinite": Signal(NONFINITE_LOSS, None, CRITICAL),
+    "loss_scale": Signal(SCALE_FELL, None, WARNING),
 }
 """The signal of the whole run of each rule that has one. scale_drop has its severity in ``Progress.scale_severity``."""
 

@@ -97,6 +97,7 @@ def test_nonfinite_names_loss_and_gradients():
 @pytest.mark.parametrize(
     ("rule", "evidence", "value", "few", "words"),
     [
+        ("collapse", "straight", 6.1e-7, "has gradients that fall exponentially", "to 6.1e-7 at step 340, expo"),
         ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
         ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
         ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
@@ -110,6 +111,7 @@ def test_nonfinite_names_loss_and_gradients():
             "trainable and never had a gradient: no backward pass",
         ),
         ("unused", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
+        ("vanished", "handed_over", None, "handed its gradient over", "and none since step 340, when similar layers"),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         (
@@ -129,6 +131,13 @@ def test_nonfinite_names_loss_and_gradients():
         ),
         ("in_vain", "rounded", 0.98, "is trained in vain", "98 % of its weights stood still between step 340"),
         ("in_vain", "clipped", 0.98, "is trained in vain", "the loss did not fall, while the loop clips gradients"),
+        ("no_update", "undone", None, "undone updates", "has the old weights again when a later step begins"),
+        ("no_update", "too_fine", 0.0, "weights that do not move", "a step is finer than its precision"),
+        ("no_update", "unmoved", 0.0, "weights that do not move", "none of the compared weights changed in a step"),
+        ("no_update", "no_rate", 0.0, "has a learning rate of zero", "a learning rate of zero in all steps"),
+        ("no_update", "slow", 1e-6, "has hardly any updates", "by 1e-6 of themselves, far less than the learning rate"),
+        ("no_update", "tiny", 1e-9, "has hardly any updates", "change its weights by 1e-9 of themselves, since"),
+        ("no_update", "apart", 1e-9, "far smaller updates than all others", "decades smaller than those of all others"),
         ("second_moments", None, None, "second moments that cannot decay", "that rise and cannot decay"),
         ("fp16_underflow", "no_scaler", None, "has float16 gradients without a GradScaler", "without a GradScaler"),
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50 % exact zeros"),
@@ -263,6 +272,27 @@ def test_whole_blocks_and_whole_groups_are_seen():
     assert scene(fired(0), fired(7), names=plain).code == "unknown_fall"
 
 
+def test_gradients_that_shrink_with_depth_are_seen():
+    row = tuple(f"{place}.0.weight" for place in range(12))
+    far = [
+        Transition(70, "collapse", place, "fired", "warning", 50, 10.0 ** (place - 15), None, 1e-3, "siblings")
+        for place in range(9)
+    ]
+    lines = ("gradients shrink from layer to layer, from 1e-7 in 8.0.weight to 1e-15 in 0.0.weight",)
+    assert scene(*far, names=row).evidence == lines
+    assert scene(*far[::-1], names=row).evidence == lines
+    assert scene(*far[:5], names=row).evidence == (), "too few to be a row"
+    assert scene(*far[:4], replace(far[4], value=1e-9), *far[5:], names=row).evidence == ()
+
+
+def test_an_explosion_beside_a_collapse_has_its_cause():
+    near = (causes.NearbyIncident(30, "collapse", "critical", 330),)
+    case = case_of(fired(0, rule="explosion", evidence=None, severity="warning"))
+    for beside, code in ((30, "beside_collapse"), (None, "exploding")):
+        incident = replace(case.incident, beside=beside)
+        assert causes.likely_cause(causes.CauseContext(incident, case.members, {}, near)).code == code
+
+
 def test_earlier_cause_comes_first():
     near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
     cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
@@ -298,6 +328,7 @@ def test_nonfinite_says_what_was_first():
     [
         ("collapse", "fall", "critical", "explosion", "after_explosion"),
         ("collapse", "fall", "critical", "vanished", "after_vanished"),
+        ("collapse", "straight", "warning", None, "exponential_fall"),
         ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
         ("explosion", None, "warning", None, "exploding"),
         ("explosion", None, "critical", None, "diverging"),
@@ -305,6 +336,7 @@ def test_nonfinite_says_what_was_first():
         ("vanished", "sporadic", "warning", None, "idle_for_long"),
         ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
+        ("vanished", "handed_over", "information", None, "handed_over"),
         ("unused", "not_in_graph", "warning", None, "not_in_graph"),
         ("unused", "not_in_graph", "information", None, "never_used"),
         ("unused", "not_in_graph", "warning", "not_optimized", "after_not_optimized"),
@@ -313,7 +345,14 @@ def test_nonfinite_says_what_was_first():
         ("accumulator", "declared", "information", None, "other_dtype"),
         ("frozen", "measured", "warning", None, "coarse_weights"),
         ("in_vain", "rounded", "critical", None, "in_vain"),
-        ("in_vain", "clipped", "critical", None, "clip_limit"),
+        ("in_vain", "clipped", "critical", None, "in_vain"),
+        ("no_update", "undone", "critical", None, "lost_update"),
+        ("no_update", "too_fine", "critical", None, "cannot_move"),
+        ("no_update", "unmoved", "critical", None, "unmoved"),
+        ("no_update", "no_rate", "warning", None, "rate_zero"),
+        ("no_update", "slow", "warning", None, "epsilon"),
+        ("no_update", "tiny", "warning", None, "hardly_moves"),
+        ("no_update", "apart", "warning", None, "moves_less"),
         ("second_moments", None, "warning", None, "coarse_moments"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
@@ -441,12 +480,14 @@ def test_root_cause_of_an_explosion_is_the_rate_that_rose():
     assert doubled.code == "diverging"
 
 
-def test_root_cause_of_weights_that_stand_still_is_the_clip():
-    clip = wire.Setting(20, None, (), "max_norm", 1e-9)
-    cause = explained(fired(0, rule="frozen", evidence="forecast"), settings=(clip,), norm=0.7)
-    assert cause.code == "clip_limit"
-    assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
-    assert explained(fired(0, rule="frozen", evidence="forecast"), norm=0.7).code == "coarse_weights"
+def test_root_cause_of_weights_that_stand_still_is_a_clip_that_leaves_next_to_nothing():
+    tiny, usual = (wire.Setting(20, None, (), "max_norm", limit) for limit in (1e-9, 1.0))
+    for rule, evidence, without in (("frozen", "forecast", "coarse_weights"), ("in_vain", "clipped", "in_vain")):
+        cause = explained(fired(0, rule=rule, evidence=evidence), settings=(tiny,), norm=0.7)
+        assert cause.code == "clip_limit"
+        assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
+        for settings in ((), (usual,)):
+            assert explained(fired(0, rule=rule, evidence=evidence), settings=settings, norm=2.7).code == without
 
 
 def test_settings_explain_nothing_that_the_script_did():

@@ -61,12 +61,12 @@ def test_a_layer_that_is_idle_more_often_warns_after_ten_times_its_longest_span(
     absmax = healthy(900)
     absmax[:300][np.arange(300) % 5 >= 3, 6] = NO_GRADIENT  # two of five, and 298 and 299 begin the last span
     absmax[298:400, 6] = NO_GRADIENT
-    absmax[400:500, 8] = NO_GRADIENT
+    absmax[410:500, 8] = NO_GRADIENT  # not when 6 has its gradient again: that would be a hand-over
     _, changes = run(Trace(absmax))
     found = fired(changes, "vanished")
     assert (found[6].step, found[6].severity, found[6].evidence) == (317, "warning", "sporadic")
     assert (found[6].value, found[6].baseline) == (20, 3), "samples without one, and from one to the next"
-    assert (found[8].step, found[8].severity) == (419, "critical")
+    assert (found[8].step, found[8].severity) == (429, "critical")
 
 
 @pytest.mark.parametrize("value", [0, NO_GRADIENT])
@@ -142,11 +142,13 @@ def begun(changes):
 
 @pytest.mark.parametrize("value", [0, NO_GRADIENT])
 @pytest.mark.parametrize("loss", [None, np.full(120, 2.0)])
-def test_no_layer_that_ever_had_one_is_one_warning_of_all(value, loss):
+def test_no_layer_that_ever_had_one_is_one_incident_of_all(value, loss):
+    """Gradients that are exactly zero while a loss says that there is something to learn are the worst of these."""
     absmax = np.full((120, 16), float(value))
     absmax[:, 8], absmax[100:] = NOT_TRAINABLE, healthy(20)
     _, changes = run(Trace(absmax, loss=loss))
-    assert begun(changes) == {("vanished", 49, "warning", "never")}
+    severity = "critical" if value == 0 and loss is not None else "warning"
+    assert begun(changes) == {("vanished", 49, severity, "never")}
     assert set(fired(changes, "vanished")) == set(range(16)) - {8}
     assert run(Trace(np.full((49, 16), float(value)), loss=loss))[1] == ()
 
@@ -247,3 +249,85 @@ def test_layers_that_stay_without_a_gradient_where_others_begin_are_unused_and_n
     assert {change.layer for change in changes if change.evidence == "never"} == set(range(absmax.shape[1]))
     assert [layer for layer in range(absmax.shape[1]) if "vanished" in state.verdict(layer).rules] == []
     assert [layer for layer in range(absmax.shape[1]) if "unused" in state.verdict(layer).rules] == [2, 6]
+
+
+def named(*names, classes="Linear"):
+    """Return a launch of layers with these names; heads of several tasks have several sizes."""
+    return launch(tuple(LayerFacts(at, name, (8, at + 2), "float32", classes, 0) for at, name in enumerate(names)))
+
+
+TRUNK = tuple(f"trunk.{block}.weight" for block in range(4))
+DOMAINS = named(*TRUNK, *(f"domains.{name}.head.{kind}" for name in ("law", "news", "wiki") for kind in "wb"))
+
+
+def in_turns(steps, block, value, absent=()):
+    """A trunk, and three heads of two layers that take turns in blocks of steps; ``absent`` turns go to nobody."""
+    absmax, turns = healthy(steps, 10), np.arange(steps) // block
+    for head in range(3):
+        absmax[:, 4 + 2 * head : 6 + 2 * head][(turns % 3 != head) | np.isin(turns, absent)] = value
+    return absmax
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("value", [0, NO_GRADIENT])
+@pytest.mark.parametrize("block", [60, 200])
+def test_domains_that_take_turns_hand_their_gradients_over(block, value, every):
+    _, changes = run(Trace(in_turns(1_500, block, value), every=every), DOMAINS)
+    assert {(each.rule, each.severity) for each in changes if each.kind == "fired" and each.rule != "unused"} == {
+        ("vanished", "information")
+    }
+    of_law = [each for each in changes if each.layer == 4 and each.evidence == "handed_over"]
+    assert of_law[0].since_step == block * every
+
+
+def test_heads_of_no_trunk_that_take_turns_are_no_common_fall():
+    absmax = in_turns(900, 100, 0)[:, 4:]
+    of = named(*(layer.name for layer in DOMAINS.layers[4:]))
+    assert "scale_drop" not in {each.rule for each in run(Trace(absmax), of)[1]}
+
+
+@pytest.mark.parametrize("value", [0, NO_GRADIENT])
+def test_a_turn_that_goes_to_nobody_is_a_cut(value):
+    _, changes = run(Trace(in_turns(420, 200, value, absent=(1,))), DOMAINS)
+    assert {(each.layer, each.severity) for each in changes if each.since_step == 200} == {
+        (4, "critical"),
+        (5, "critical"),
+    }
+
+
+def cut_while_another_gains(other, **gain):
+    """A head that loses its gradient at step 200 of 300, and another layer that has none but where ``gain`` says."""
+    absmax = healthy(300, 6)
+    absmax[200:, 4] = NO_GRADIENT
+    absmax[:, 5] = NO_GRADIENT
+    absmax[:, 5][gain["at"]] = 5e-3
+    return fired(run(Trace(absmax), named(*TRUNK, "heads.cats.weight", other))[1], "vanished").get(4)
+
+
+@pytest.mark.parametrize(
+    ("other", "at", "severity"),
+    [
+        ("heads.dogs.weight", slice(200, None), "information"),
+        ("heads.dogs.weight", slice(199, None), "information"),  # the window of the change has both
+        ("heads.dogs.weight", slice(201, None), "information"),
+        ("heads.dogs.weight", slice(203, None), "critical"),
+        ("heads.dogs.weight", slice(150, None), "critical"),
+        ("heads.dogs.weight", slice(200, 203), "critical"),  # an expert that is asked once in a while
+        ("heads.dogs.bias", slice(200, None), "critical"),
+        ("encoder.stem.weight", slice(200, None), "critical"),
+    ],
+)
+def test_only_a_layer_like_it_takes_a_gradient_over_and_only_in_that_step(other, at, severity):
+    change = cut_while_another_gains(other, at=at)
+    assert (change.step, change.severity) == (219, severity)
+
+
+def test_a_gradient_that_was_handed_over_comes_back():
+    absmax = healthy(500, 6)
+    absmax[200:300, 4], absmax[:200, 5], absmax[300:, 5] = NO_GRADIENT, NO_GRADIENT, NO_GRADIENT
+    state, changes = run(Trace(absmax), named(*TRUNK, "heads.0.weight", "heads.1.weight"))
+    assert [(each.kind, each.severity) for each in changes if each.layer == 4] == [
+        ("fired", "information"),
+        ("resolved", "information"),
+    ]
+    assert state.verdict(5).rules == {"vanished": "info"}
