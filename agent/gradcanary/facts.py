@@ -125,8 +125,8 @@ def float16_gradients(names: Sequence[str], step: int) -> wire.Fact:
 def float16_limit(names: Sequence[str], step: int) -> wire.Fact:
     """Return the fact that the smallest number of float16 cuts gradients off."""
     text = (
-        f"At step {step:,}, most of what was not zero in the gradients of {wording.count(len(names), 'layer')} was "
-        "under 2^-20, where float16 has 4 bits or fewer: what is under 2^-25 becomes zero."
+        f"At step {step:,}, a quarter or more of the gradients of {wording.count(len(names), 'layer')} was zero, and "
+        "most other elements were under 2^-20, where float16 has 4 bits or fewer: what is under 2^-25 becomes zero."
     )
     return wire.Fact(wire.FLOAT16_LIMIT, text, tuple(names))
 

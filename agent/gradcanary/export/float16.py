@@ -25,13 +25,16 @@ ENOUGH = 16
 LEAST_LAYERS = 2
 """Layers that must show float16 before anything is said: the gradient of one may be made of few fractions by chance."""
 
+LOSES = 0.25
+"""The share of zeros of a layer that is told, as in the rule fp16_underflow: a single bias has some by chance."""
+
 TABLES = ("Embedding", "EmbeddingBag")
 """Classes with rows that a batch does not use: their zeros are not rounded ones."""
 
 
 class Float16Layers:
-    """The layers of a layer set. ``shown`` compute gradients in float16 under another dtype; those of ``at_limit`` are
-    cut off by its smallest number."""
+    """The layers of a layer set. ``shown`` compute gradients in float16 under another dtype; those of ``at_limit`` lose
+    a part because its smallest number cuts them off."""
 
     def __init__(self, layer_set: wire.LayerSet | None) -> None:
         self.layer_set = layer_set
@@ -55,14 +58,15 @@ class Float16Layers:
         self._learnt += bool(counts_by_layer)
 
     def _judge(self, layer: int, totals: Sequence[int], dtype: str | None) -> None:
-        small, odd, nonzero, coarse = totals
+        small, odd, nonzero, coarse, zeros = totals
         if odd:
             self.shown.discard(layer)
         elif small >= ENOUGH and dtype == "float32":
             self.shown.add(layer)
         is_half = dtype == "float16" or layer in self.shown
         is_cut_off = is_half and nonzero >= ENOUGH and 2 * coarse >= nonzero
-        if is_cut_off and self._layers[layer].module_class not in TABLES:
+        is_cut_off = is_cut_off and self._layers[layer].module_class not in TABLES
+        if is_cut_off and zeros >= LOSES * (zeros + nonzero):
             self.at_limit.add(layer)
         else:
             self.at_limit.discard(layer)
@@ -80,9 +84,8 @@ class Float16Layers:
             found.append(facts.float16_gradients(self._names(shown), step))
         if at_limit and at_limit != before[1]:
             found.append(facts.float16_limit(self._names(at_limit), step))
-        lost = at_limit & shown
-        if lost and lost != before[1] & before[0] and not is_scaled:
-            found.append(replace(facts.NO_SCALER, layers=tuple(self._names(lost))))
+            if shown and not is_scaled:
+                found.append(replace(facts.NO_SCALER, layers=tuple(self._names(at_limit))))
         return found
 
     def _names(self, layers: Collection[int]) -> list[str]:

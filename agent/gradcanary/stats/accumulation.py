@@ -58,20 +58,20 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[
     The rows count elements that are evidence, that need more bits than bfloat16 has, and more than float16 has. A
     float32 sum of float16 gradients is a multiple of 2^-24: below 2^-13 it always fits into float16.
     """
-    return _count_some(gradients, _low_bits, failed)
+    return _count_some(gradients, _low_bits, 0.0, failed)
 
 
 def float16_counts(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[tuple[list[int], Tensor]]:
-    """Return one tensor [4, layers] per device for float32 or float16 gradients by layer; no value is read.
+    """Return one tensor [5, layers] per device for float32 or float16 gradients by layer; no value is read.
 
     The rows count elements that are not zero and under 2^-18, that are under 2^-13 and no multiple of 2^-24, that are
-    not zero, and that are not zero and under 2^-20. Gradients must carry their loss scale, as they were computed.
+    not zero, that are not zero and under 2^-20, and zeros. Gradients must carry their loss scale, as computed.
     """
-    return _count_some(gradients, _float16_counts, failed)
+    return _count_some(gradients, _float16_counts, math.nan, failed)
 
 
 def _count_some(
-    gradients: Mapping[int, Tensor], count: Callable[[Tensor], Tensor], failed: Failed
+    gradients: Mapping[int, Tensor], count: Callable[[Tensor], Tensor], padding: float, failed: Failed
 ) -> list[tuple[list[int], Tensor]]:
     parts = {
         layer: part for layer, gradient in gradients.items() if (part := strided_sample(gradient, ELEMENTS)) is not None
@@ -82,7 +82,7 @@ def _count_some(
     found = []
     for layers in devices.values():
         with reporting(failed, "looking at low bits", parts[layers[0]]):
-            found.append((layers, count(_rows([parts[layer] for layer in layers]))))
+            found.append((layers, count(_rows([parts[layer] for layer in layers], padding))))
     return found
 
 
@@ -94,8 +94,8 @@ def layers_of_sample(number: int, layers: int) -> list[int]:
     return round_robin(range(layers), number if is_early else number // RARELY, PER_SAMPLE)
 
 
-def _rows(parts: Sequence[Tensor]) -> Tensor:
-    elements = torch.zeros(len(parts), ELEMENTS, dtype=torch.float32, device=parts[0].device)
+def _rows(parts: Sequence[Tensor], padding: float) -> Tensor:
+    elements = torch.full((len(parts), ELEMENTS), padding, dtype=torch.float32, device=parts[0].device)
     for row, part in zip(elements, parts, strict=True):
         row[: part.numel()].copy_(part)
     return elements
@@ -112,7 +112,7 @@ def _float16_counts(elements: Tensor) -> Tensor:
     sizes = elements.abs()
     is_nonzero = sizes > 0
     is_odd = (sizes < _FULL_FLOAT16) & (sizes * _PER_SUBNORMAL).frac().ne(0)
-    flags = (is_nonzero & (sizes < _UNDER_BFLOAT16), is_odd, is_nonzero, is_nonzero & (sizes < _COARSE))
+    flags = (is_nonzero & (sizes < _UNDER_BFLOAT16), is_odd, is_nonzero, is_nonzero & (sizes < _COARSE), sizes == 0)
     return torch.stack([flag.count_nonzero(dim=1) for flag in flags])
 
 

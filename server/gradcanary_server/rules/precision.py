@@ -182,19 +182,17 @@ class PrecisionDetector(Detector):
             self.eventful = np.logical_or.reduce([~np.isnan(values).all(axis=1) for values in measured])
         self._zeros = context.batch.values.get("zero_fraction")
         self._at_limit = has_fact(context.launch, wire.FLOAT16_LIMIT)
-        self._is_half = self._at_limit | context.config.is_half | has_fact(context.launch, wire.FLOAT16_GRADIENTS)
 
     def is_active(self) -> bool:
         return bool(self.state.scores.score[signals.ZEROS].any())
 
     def quiet_rows(self, span: Span) -> int:
-        if self._zeros is None or not (is_half := self._find_half()).any():
+        if self._zeros is None or not ((is_half := self._find_half()) | self._at_limit).any():
             return len(span)
-        zeros = np.where(is_half, self._zeros[span.begin : span.end], np.nan)
+        zeros, growth = self._zeros[span.begin : span.end], self.config.fp16_underflow.growth
         least = self.state.precision.least_zeros[self.config.columns]
-        least = np.fmin.accumulate(np.vstack([least, zeros]), axis=0)[1:]
-        grows = (zeros - np.where(self._at_limit, 0, least) >= self.config.fp16_underflow.growth) & is_half
-        return first_true(any_layer(grows))
+        least = np.fmin.accumulate(np.vstack([least, np.where(is_half, zeros, np.nan)]), axis=0)[1:]
+        return first_true(any_layer((is_half & (zeros - least >= growth)) | (self._at_limit & (zeros >= growth))))
 
     def skip(self, span: Span) -> None:
         if self._zeros is not None and (is_half := self._find_half()).any():
@@ -229,21 +227,21 @@ class PrecisionDetector(Detector):
         is_measured, least = ~np.isnan(zeros) & self._find_half(), precision.least_zeros[columns]
         least = precision.least_zeros[columns] = np.where(is_measured, np.fmin(least, zeros), least)
         grew = is_measured & (zeros - least >= underflow.growth)
-        is_cut_off = is_measured & self._at_limit & (zeros >= underflow.growth)
+        is_cut_off, is_counted = self._at_limit & (zeros >= underflow.growth), ~np.isnan(zeros)
         return {
             signals.LOST: _votes(is_lost, ~np.isnan(error), sums.enabled),
             signals.STOPPED: _votes(has_stopped, is_judged, frozen.enabled),
             signals.FROZEN: _votes(is_judged & (share > frozen.share), is_judged, frozen.enabled),
             signals.UNDERFLOW: _votes(grew, is_measured, underflow.enabled),
             signals.ALL_ZERO: _votes(grew & (zeros > underflow.share), is_measured, underflow.enabled),
-            signals.AT_LIMIT: _votes(is_cut_off, is_measured, underflow.enabled),
-            signals.ALL_AT_LIMIT: _votes(is_cut_off & (zeros > underflow.share), is_measured, underflow.enabled),
+            signals.AT_LIMIT: _votes(is_cut_off, is_counted, underflow.enabled),
+            signals.ALL_AT_LIMIT: _votes(is_cut_off & (zeros > underflow.share), is_counted, underflow.enabled),
         }
 
     def _find_half(self) -> Mask:
-        """Return the layers with gradients computed in float16, by their dtypes or by their values."""
+        """Return the layers with gradients computed in float16, by their dtypes."""
         sums_half: Mask = self.state.precision.sum_dtype[self.config.columns] == FLOAT16
-        return sums_half | self._is_half
+        return sums_half | self.config.is_half
 
 
 def _votes(is_bad: Mask, is_measured: Mask, enabled: Mask) -> Votes:

@@ -51,7 +51,7 @@ def test_float16_is_told_from_all_others_by_small_elements(dtype: torch.dtype, m
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
-    ("size", "is_cut_off"), [(2.0**-12, False), (2.0**-18, False), (2.0**-21, True), (2.0**-25, True)]
+    ("size", "is_cut_off"), [(2.0**-12, False), (2.0**-18, False), (2.0**-21, False), (2.0**-25, True)]
 )
 def test_what_the_smallest_number_cuts_off_has_few_bits(dtype: str, size: float, *, is_cut_off: bool) -> None:
     assert looked_at(random(size, torch.float16), dtype).at_limit == ({0, 1} if is_cut_off else set())
@@ -64,21 +64,22 @@ def test_zeros_of_sparse_gradients_are_not_cut_off() -> None:
     assert looked_at(random(2.0**-21)).at_limit == set()
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 12)] * 4), max_size=12), st.sampled_from(["float16", "float32", "bfloat16"]))
-def test_the_last_three_looks_count(looks: list[tuple[int, int, int, int]], dtype: str) -> None:
+@given(st.lists(st.tuples(*[st.integers(0, 12)] * 5), max_size=12), st.sampled_from(["float16", "float32", "bfloat16"]))
+def test_the_last_three_looks_count(looks: list[tuple[int, int, int, int, int]], dtype: str) -> None:
     layers = Float16Layers(layer_set())
     for at, look in enumerate(looks):
         layers.learn({1: look}, ["float32", dtype], without=())
         if at + 1 < LOOKS:
             assert not layers.shown | layers.at_limit
             continue
-        small, odd, nonzero, coarse = (sum(each) for each in zip(*looks[at + 1 - LOOKS : at + 1], strict=True))
+        small, odd, nonzero, coarse, zeros = (sum(each) for each in zip(*looks[at + 1 - LOOKS : at + 1], strict=True))
         if odd:
             assert layers.shown == set()
         elif small >= ENOUGH:
             assert layers.shown == ({1} if dtype == "float32" else set())
         is_half = dtype == "float16" or bool(layers.shown)
-        assert layers.at_limit == ({1} if is_half and nonzero >= ENOUGH and 2 * coarse >= nonzero else set())
+        is_cut_off = is_half and nonzero >= ENOUGH and 2 * coarse >= nonzero
+        assert layers.at_limit == ({1} if is_cut_off and 4 * zeros >= zeros + nonzero else set())
 
 
 def train(collector: Recorded, *, scales: bool, dtype: torch.dtype = torch.float16, factor: float = 1e-4) -> list[str]:
@@ -99,8 +100,9 @@ def train(collector: Recorded, *, scales: bool, dtype: torch.dtype = torch.float
 
 
 def test_autocast_without_a_scaler_is_seen_where_gradients_are_small(collector: Recorded) -> None:
-    assert train(collector, scales=False) == ["fp16_gradients", "fp16_limit", "fp16_without_scaler"]
-    assert collector.facts("fp16_limit")[0]["layers"] == ["0.weight", "0.bias"]
+    assert train(collector, scales=False, factor=3e-6) == ["fp16_gradients", "fp16_limit", "fp16_without_scaler"]
+    for code in ("fp16_limit", "fp16_without_scaler"):
+        assert "0.weight" in collector.facts(code)[0]["layers"]
 
 
 @pytest.mark.parametrize(
