@@ -116,6 +116,16 @@ def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     return wire.Fact("not_optimized", text, tuple(names))
 
 
+def own_loss(names: Sequence[str]) -> wire.Fact:
+    """Return the fact of the parameters of another optimizer, whose loss is not the one that is recorded."""
+    its, theirs = ("its", "its") if len(names) == 1 else ("their", "theirs")
+    text = (
+        f"{wording.count(len(names), 'parameter', ('is', 'are'))} in another optimizer than the largest one, with "
+        f"backward passes of {its} own: the loss that is recorded is not {theirs}."
+    )
+    return wire.Fact(wire.OWN_LOSS, text, tuple(names))
+
+
 def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wire.Fact:
     """Return the fact that parameters of the model are no layers, as their requires_grad is False.
 

@@ -37,6 +37,10 @@ STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "part
 FROZEN_PARAMETERS = "frozen_parameters"
 """Code of the fact that says how many parameters are frozen; a newer one replaces it."""
 
+OWN_LOSS = "own_loss"
+"""Code of the fact that lists the parameters of which no loss is on record: another optimizer's, with backward passes
+of their own."""
+
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""
 

@@ -108,6 +108,7 @@ SAID = (
     wire.Fact("fp16_without_scaler", "", ()),
     wire.Fact("clip_before_unscale", "", ()),
     wire.Fact("not_optimized", "", (lora(3)[2].name,)),
+    wire.Fact(wire.OWN_LOSS, "", (lora(3)[3].name, lora(3)[4].name, lora(3)[5].name)),
 )
 
 launches = st.builds(
