@@ -26,6 +26,7 @@ rules:
   second_moments: {notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
+  loss_scale: {}
   not_optimized: {}
   silent: {after_s: 300, intervals: 10}
   stalled: {after_s: 1800, steps: 20, pause_factor: 2}
