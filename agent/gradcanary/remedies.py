@@ -141,6 +141,11 @@ CAUSES: Mapping[str, Cause] = {
         "them.",
         "flow",
     ),
+    "beside_collapse": Cause(
+        "Layers beside these collapsed in the steps before: look there first. Whatever took their gradients away may "
+        "change those of their neighbours, too.",
+        "small",
+    ),
     "exploding": Cause(
         "The gradients of these layers are far over what they were, and the loss is not: an outlier in the data, a "
         "learning rate at the edge of what is stable, a division by something near zero, or a loss that is not "
@@ -185,6 +190,18 @@ CAUSES: Mapping[str, Cause] = {
         "activation behind them is zero for every input, or weights that they are multiplied with are.",
         "factor",
     ),
+    "not_in_graph": Cause(
+        "These parameters have no gradient at all, so the loss does not depend on them: the forward pass does not call "
+        "their modules, or a .detach(), torch.no_grad() or a conversion to numbers stands between them and the loss. "
+        "Adapters may be disabled, or put on modules that are not called.",
+        "flow",
+    ),
+    "multiplied_by_zero": Cause(
+        "Backward passes reach these parameters, and their gradient is exactly zero, not missing: on the way to the "
+        "loss they are multiplied by zero. The factor may be a gate, a mask, a weight of the loss, the weights behind "
+        "them, or the slope of an activation.",
+        "zero_factor",
+    ),
     "idle_for_long": Cause(
         "These layers are used now and then, such as experts that a router chooses, and have not been used for longer "
         "than ever before: the router may have given them up, or the data that needs them is not there.",
@@ -212,9 +229,10 @@ CAUSES: Mapping[str, Cause] = {
         "unused",
     ),
     "cancelled": Cause(
-        "Gradients reach these layers and have been exactly zero all along: the loss does not depend on them, as on a "
-        "bias that a norm or a difference cancels.",
-        "meant_zero",
+        "Gradients reach these layers and have been exactly zero all along. Either they are multiplied by zero, as by "
+        "a gate, a mask or weights, or the loss does not depend on them, as on a bias that a norm or a difference "
+        "cancels.",
+        "zero_factor",
     ),
     "lossy_sum": Cause(
         "Gradients are summed over micro-steps in a dtype that swallows small ones: an addend far under the sum "
@@ -244,10 +262,48 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_weights",
     ),
     "clip_limit": Cause(
-        "Steps are smaller than half of the distance between two neighbouring numbers of these weights, so rounding "
-        "undoes nearly all of them. Gradients are clipped in these steps: a limit that is far too low leaves next to "
-        "nothing of them.",
+        "Gradients are clipped to a norm that leaves next to nothing of them, so steps are as small.",
         "clip_limit",
+    ),
+    "lost_update": Cause(
+        "The optimizer changes these weights, and when a later step begins they have their old values again. Something "
+        "writes old weights back: a copy that is loaded or synchronised in each step, or master weights that are "
+        "copied in the wrong direction.",
+        "lost_update",
+    ),
+    "rate_zero": Cause(
+        "A learning rate of zero leaves these parameters as they are, while their gradients cost as much as those of "
+        "others.",
+        "rate_zero",
+    ),
+    "cannot_move": Cause(
+        "A step is smaller than half of the distance between two neighbouring numbers of these weights, so float32 "
+        "rounds it away: the learning rate is too low for weights of this size, or the weights are too large.",
+        "cannot_move",
+    ),
+    "unmoved": Cause(
+        "The optimizer steps, and the weights stay as they are to the last bit although their gradient is not zero. "
+        "Which of these it is cannot be known from here: gradients that are cleared or replaced right before the step, "
+        "an optimizer that skips these parameters, weights that are set back inside of the step, or steps so small "
+        "that they are rounded away.",
+        "unmoved",
+    ),
+    "epsilon": Cause(
+        "An optimizer like Adam divides by the size of the gradients plus eps, and so moves weights by about the "
+        "learning rate. These moved by a small part of it from the start: eps is far larger than their gradients.",
+        "epsilon",
+    ),
+    "hardly_moves": Cause(
+        "The updates of all parameters are next to nothing. Which of these it is cannot be known from here: a learning "
+        "rate that is far too low, an eps that is far too large, or gradients that become tiny between the backward "
+        "pass and the step.",
+        "unmoved",
+    ),
+    "moves_less": Cause(
+        "The optimizer moves these parameters decades less than all others, also by their learning rate and by their "
+        "gradient. Another setting of their group does that, such as eps, or something that makes their gradient "
+        "smaller between the backward pass and the step.",
+        "unmoved",
     ),
     "coarse_moments": Cause(
         "A step takes less away of a second moment than half of the distance to the next number. So moments rise with "
@@ -275,6 +331,15 @@ CAUSES: Mapping[str, Cause] = {
         "Either the optimizer was made before they were, as where a module was replaced later, or it was given other "
         "parameters.",
         "optimizer_parameters",
+    ),
+    "kept_gradients": Cause(
+        "Nothing in the loop clears these gradients after a step: zero_grad is missing, or clears other parameters. "
+        "Each step uses the sum of all gradients so far, in which old ones outweigh the present one more and more.",
+        "clear_gradients",
+    ),
+    "after_never_cleared": Cause(
+        "Gradients are not cleared after a step, so they add up from step to step: that comes first.",
+        "clear_gradients",
     ),
     "scaled_clip": Cause(
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "

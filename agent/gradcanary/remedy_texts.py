@@ -41,6 +41,15 @@ _FACTOR = (
     "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
+_CLEAR_GRADIENTS = (
+    "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Then start again: the "
+    "weights and the optimizer's averages come from the wrong sums."
+)
+_ZERO_FACTOR = (
+    "Print what these parameters are multiplied with: gates, masks, weights of the loss, and the weights behind them. "
+    "What is exactly zero on purpose must change by itself: check that it is trainable and in the optimizer. Otherwise "
+    "give it another value. Nothing is wrong if the loss should not depend on these parameters."
+)
 _FALLING_FACTOR = (
     "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights "
     "and inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
@@ -100,10 +109,23 @@ _FP32_WEIGHTS = (
     "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
 )
 _CLIP_LIMIT = (
-    "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
-    "limit, raise the limit to a norm that only outliers reach: 1 is usual. If the limit is right, keep float32 master "
-    "weights under autocast, or use an optimizer that rounds stochastically."
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
+    "that only outliers reach: 1 is usual."
 )
+_LOST_UPDATE = (
+    "Look for code of the loop that writes weights: load_state_dict, copy_, .data, a swap with averaged weights. "
+    "Compare a weight before optimizer.step(), after it, and when the next step begins."
+)
+_RATE_ZERO = (
+    "Set the learning rate of this group, or of its schedule. If these parameters should stay as they are, freeze them "
+    "with requires_grad_(False)."
+)
+_CANNOT_MOVE = "Raise the learning rate, or scale the weights down. Float64 weights have room for such steps as well."
+_UNMOVED = (
+    "Print the norm of the gradients right before optimizer.step(), and the optimizer's settings. If the norm is zero "
+    "or tiny, look for what clears or scales gradients before the step. If not, compare a weight before and after it."
+)
+_EPSILON = "Set eps back to its default, 1e-8 for Adam, or far under the size of the gradients."
 _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
@@ -123,7 +145,9 @@ TEXTS: Mapping[str, str] = {
     "depth": _DEPTH,
     "small": _SMALL,
     "factor": _FACTOR,
+    "clear_gradients": _CLEAR_GRADIENTS,
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
+    "zero_factor": _ZERO_FACTOR,
     "falling_factor": _FALLING_FACTOR,
     "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
@@ -138,6 +162,11 @@ TEXTS: Mapping[str, str] = {
     "fp32_weights": _FP32_WEIGHTS,
     "fp32_moments": _FP32_MOMENTS,
     "clip_limit": _CLIP_LIMIT,
+    "lost_update": _LOST_UPDATE,
+    "rate_zero": _RATE_ZERO,
+    "cannot_move": _CANNOT_MOVE,
+    "unmoved": _UNMOVED,
+    "epsilon": _EPSILON,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
 }
@@ -153,7 +182,14 @@ CODE: Mapping[str, str] = {
     "optimizer_parameters": _PRINT_UNHELD,
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
+    "clear_gradients": "optimizer.step(); optimizer.zero_grad()",
+    "zero_factor": _PRINT_HELD,
     "falling_factor": _PRINT_WEIGHTS,
+    "lost_update": _PRINT_WEIGHTS,
+    "rate_zero": _PRINT_GROUPS,
+    "cannot_move": _PRINT_SETTINGS,
+    "unmoved": _PRINT_SETTINGS,
+    "epsilon": _PRINT_SETTINGS,
     "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,

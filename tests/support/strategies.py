@@ -17,8 +17,10 @@ from gradcanary_server.rules.config import (
     Grace,
     InVain,
     LayerRule,
+    NeverCleared,
     Nonfinite,
     NotOptimized,
+    NoUpdate,
     Rules,
     SecondMoments,
     Unused,
@@ -28,7 +30,7 @@ from support.traces import ACCUMULATED, POST_CLIP, Trace, healthy, launch, lora
 
 # Short counts, so that short streams come to everything.
 QUICK = Rules(
-    collapse=Collapse(baseline_observations=5, fire_after_steps=6, resolve_after_steps=12),
+    collapse=Collapse(baseline_observations=5, siblings_min=3, fire_after_steps=6, resolve_after_steps=12),
     grace=Grace(steps=5, max_steps=20),
     nonfinite=Nonfinite(skipped_in_row=3),
     vanished=Vanished(observations=8, fire_after_steps=6, rare_factor=2),
@@ -86,8 +88,9 @@ def in_turns(random: np.random.Generator, rows: int, layers: int) -> dict[str, n
     for stat in stats:
         some = random.choice([0, 0.02, 0.3, 0.7, 0.95, 1], (rows, layers))
         stats[stat] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), some, np.nan)
+    moved = np.where(random.random((rows, layers)) < 0.3, np.nan, random.choice([0, 1e-9, 1e-3, 1], (rows, layers)))
     norms = 10.0 ** -random.integers(0, 4, (rows, layers))
-    stats["weight_norm"] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), norms, np.nan)
+    stats["update_ratio"], stats["weight_norm"] = moved, np.where(np.isnan(moved), np.nan, norms)
     stats["norm_ratio"] = np.where(np.isnan(stats["accumulation_error"]), np.nan, 1 - stats["accumulation_error"] / 2)
     return stats
 
@@ -109,16 +112,21 @@ SAID = (
     wire.Fact("clip_before_unscale", "", ()),
     wire.Fact("not_optimized", "", (lora(3)[2].name,)),
     wire.Fact(wire.OWN_LOSS, "", (lora(3)[3].name, lora(3)[4].name, lora(3)[5].name)),
+    wire.Fact("never_cleared", "", (lora(3)[3].name,)),
+    wire.Fact("fp16_gradients", "", (lora(3)[0].name,)),
+    wire.Fact("fp16_limit", "", (lora(3)[5].name,)),
+    wire.Fact("undone_updates", "", (lora(3)[5].name,)),
 )
 
 launches = st.builds(
-    lambda late, absmax, norm, facts: launch(
-        lora(LAYERS // 2), late=late, absmax_below=absmax, norm_below=norm, facts=facts
+    lambda late, absmax, norm, facts, optimizers: launch(
+        lora(LAYERS // 2), late=late, absmax_below=absmax, norm_below=norm, facts=facts, optimizers=optimizers
     ),
     st.booleans(),
     st.sampled_from([None, 1e-4]),
     st.sampled_from([None, 1e-6]),
     st.sampled_from([(), SAID, SAID[:2]]),
+    st.sampled_from([(), ("AdamW",), ("LBFGS",)]),
 )
 
 
@@ -133,9 +141,11 @@ PICKY = LayerRule(
     accumulator=Accumulator(warn_above=1e-4),
     frozen=Frozen(share=0.9, moved_share=0.1, stopped_share=0.5),
     in_vain=InVain(share=0.2),
+    no_update=NoUpdate(ratio=1e-3, rate_share=0.5, apart_decades=0.5),
     second_moments=SecondMoments(notify=True),
     fp16_underflow=Fp16Underflow(growth=0.1, share=0.5, observations=2),
     not_optimized=NotOptimized(),
+    never_cleared=NeverCleared(),
 )
 
 

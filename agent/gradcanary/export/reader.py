@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gradcanary import wire
+from gradcanary import facts, wire
 from gradcanary.export.batches import Column, Dtypes, StepRow
+from gradcanary.export.float16 import Float16Layers
 from gradcanary.export.settings_log import SettingsLog
 from gradcanary.guard import Failed, reporting
 from gradcanary.stats import accumulation
@@ -31,6 +32,7 @@ from gradcanary.stats.samples import (
     read,
     scale_of,
 )
+from gradcanary.stats.weight_rows import changes_of
 from gradcanary.stats.weights import fact_of
 from gradcanary.tracking.records import SKIPPED_BY_SCALER, StepRecord
 from gradcanary.wording import number
@@ -80,8 +82,9 @@ class Reader:
         self._local_left = 0
         self._roots_of: wire.LayerSet | None = None
         self._roots: list[float] = []
-        self._effective = EffectiveDtypes(None)
+        self._effective, self._float16 = EffectiveDtypes(None), Float16Layers(None)
         self._clips = ClipDetector(settings or SettingsLog())
+        self._undone = UndoneUpdates()
         self.request = SampleRequest()
         self.facts: list[wire.Fact] = []
 
@@ -168,6 +171,7 @@ class Reader:
         _add_some(row, "frozen_fraction", None, found.frozen)
         self.facts += self._clips.read(record, found, row)
         self.facts += found.facts(row.layer_set.layers, record.step, self._failed)
+        self.facts += self._undone.read(row.layer_set.layers, record.step, found)
         self.request = self._next_request(absmax, norm, states, row.layer_set)
 
     def _accumulators(
@@ -175,8 +179,11 @@ class Reader:
     ) -> tuple[Dtypes | None, ...]:
         layers = record.layers
         if self._effective.layer_set is not layers.layer_set:
-            self._effective = EffectiveDtypes(layers.layer_set)
+            self._effective, self._float16 = EffectiveDtypes(layers.layer_set), Float16Layers(layers.layer_set)
         self._effective.learn(found.bits, without=bad)
+        self._float16.learn(found.float16, found.dtypes, without=bad)
+        is_scaled = of_kind(record.parts, Kind.LOSS_SCALE) is not None
+        self.facts = [*facts.merged(self.facts, self._float16.facts(record.step, is_scaled=is_scaled))]
         return tuple(
             None if stored is None else (declared, stored, self._effective.dtype_of(layer, stored))
             for layer, (declared, stored) in enumerate(zip(layers.declared, found.dtypes, strict=True))
@@ -256,8 +263,11 @@ class DecodedSamples:
         self.joint: list[float] = []
         self.is_whole = self.is_finite = True
         self.moved: dict[int, tuple[float, float]] = {}
+        self.had_moved: set[int] = set()
+        self.undone: set[int] = set()
         self.local_nonfinite: list[int] = []
         self.bits: dict[int, Sequence[int]] = {}
+        self.float16: dict[int, Sequence[int]] = {}
         self.accumulation_errors: dict[int, tuple[float, float]] = {}
         self.frozen: dict[int, float] = {}
         self.forecasts: list[tuple[Forecast, Sequence[int]]] = []
@@ -304,13 +314,23 @@ class DecodedSamples:
         self.is_finite &= all(is_finite for _, is_finite in _values(parts, Kind.FINITE, failed))
         for (position,), factors in _values(parts, Kind.UPDATE_NORMS, failed):
             self.moved[numbers[position]] = _change_of(factors)
+        for part in parts:
+            if part.kind is Kind.UPDATE_ROWS and isinstance(part.value, Tensor):
+                with reporting(failed, "reading", part.value):
+                    changes = changes_of(part, part.value.tolist())
+                    self.moved.update({numbers[position]: change for position, change in changes.items()})
+        for positions, columns in _values(parts, Kind.UNDONE, failed):
+            for found, flags in zip((self.had_moved, self.undone), columns, strict=True):
+                found.update(numbers[at] for at, flag in zip(positions, flags, strict=True) if flag)
         for (position,), factors in _values(parts, Kind.ACCUMULATION_ERROR, failed):
             loss = accumulation.error_of(factors)
             self.accumulation_errors.update({} if loss is None else {numbers[position]: loss})
-        self.frozen.update({numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)})
+        shares = {numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)}
+        self.frozen.update({number: share for number, share in shares.items() if not math.isnan(share)})
         self.forecasts += [(forecast, numbers) for forecast in sample.forecasts]
-        for positions, counts in _values(parts, Kind.LOW_BITS, failed):
-            self.bits.update(zip((numbers[position] for position in positions), zip(*counts, strict=True), strict=True))
+        for kind, known in ((Kind.LOW_BITS, self.bits), (Kind.FLOAT16, self.float16)):
+            for positions, counts in _values(parts, kind, failed):
+                known.update(zip((numbers[position] for position in positions), zip(*counts, strict=True), strict=True))
 
 
 def _values(parts: Iterable[Part], kind: Kind, failed: Failed) -> Iterator[tuple[Sequence[int], Any]]:
@@ -359,6 +379,35 @@ class EffectiveDtypes:
         self._candidates[layer] = (shown, times + 1 if before == shown else 1)
         if self._candidates[layer][1] >= AGREEING:
             self._believed[layer] = shown
+
+
+CERTAIN_UNDONE, UNDONE_STEPS = 3, 50
+"""Samples in a row that find all updates undone, and the steps that they span, before a fact is made of them. A loop
+may try some steps and load the old weights again."""
+
+
+class UndoneUpdates:
+    """Follows the layers that are back at their values of before a step when a later one begins."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._since = 0
+        self._layers: set[int] = set()
+        self._is_reported = False
+
+    def read(self, layers: Sequence[wire.Layer], step: int, found: DecodedSamples) -> tuple[wire.Fact, ...]:
+        """Return a fact once all updates that were compared are undone, of more than one layer if there are some."""
+        if not found.had_moved:
+            return ()
+        is_undone = found.undone == found.had_moved
+        self._since = self._since if self._times else step
+        self._times = self._times + 1 if is_undone else 0
+        self._layers = self._layers | found.undone if is_undone else set()
+        is_certain = self._times >= CERTAIN_UNDONE and step - self._since >= UNDONE_STEPS
+        if not is_certain or len(self._layers) < min(2, len(layers)) or self._is_reported:
+            return ()
+        self._is_reported = True
+        return (facts.undone_updates([layers[layer].name for layer in sorted(self._layers)], step),)
 
 
 # -- clips -------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ MOST_PACKED = 2**14
 PACKED_TOGETHER = 2**18
 """Elements of a pack: a copy of 1 MiB is still in a cache when it is read."""
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def is_measurable(gradient: Tensor) -> bool:
@@ -145,6 +145,18 @@ def strided_sample(tensor: Tensor, most: int) -> Tensor | None:
     # An odd stride: an even one would hit the same columns of a matrix again and again.
     stride = -(-tensor.numel() // most) | 1
     return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
+
+
+def is_in_a_row(value: Tensor) -> bool:
+    """Return True for a tensor that is contiguous in some order of its dimensions."""
+    return _in_a_row(value) is not None
+
+
+def row_norms(values: Tensor) -> Tensor:
+    """Return the L2 norm of each row. Squares of small float32 numbers would underflow."""
+    largest = values.abs().amax(1).clamp_min(_TINY)
+    norms: Tensor = torch.linalg.vector_norm(values / largest[:, None], dim=1)
+    return norms * largest
 
 
 def norm_factors(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -381,7 +393,7 @@ def _counted_together(held: Mapping[int, Tensor], layers: Iterable[int]) -> list
 
 
 def _is_small(gradient: Tensor) -> bool:
-    is_plain = gradient.device.type == "cpu" and gradient.dtype in _DTYPES
+    is_plain = gradient.device.type == "cpu" and gradient.dtype in FLOATS
     return is_plain and gradient.dim() > 0 and 0 < gradient.numel() <= MOST_PACKED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import add, and_
 
@@ -15,10 +16,11 @@ from gradcanary.model import distributed
 from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
-from gradcanary.stats import accumulation, weights
-from gradcanary.stats.accumulation import Fp32Reference, accumulator, layers_of_sample, low_bits
+from gradcanary.stats import accumulation, weight_rows, weights
+from gradcanary.stats.accumulation import Fp32Reference, accumulator, float16_counts, layers_of_sample, low_bits
 from gradcanary.stats.kernels import are_finite, is_measurable, measure, min_max, norm_of, without_autocast
 from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, SampleRequest
+from gradcanary.stats.weight_rows import WeightRows
 from gradcanary.stats.weights import (
     ForecastSchedule,
     Frozen,
@@ -62,15 +64,18 @@ class Sampler:
         self.external: set[int] = set()
         self.sums = sums
         self.frozen = Frozen()
+        self.rows = WeightRows()
         self.forecast_schedule = ForecastSchedule()
         self._rank, self._failed = rank, failed
         self._all: Layers | None = None
+        self._positions: dict[int, int] = {}
         self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
 
     def follow(self, numbers: Sequence[int], layers: Layers) -> None:
         """Take the present numbers of the layers among those of all optimizers, and their present references."""
         self.layers, self.references = numbers, [layers.references[layer] for layer in numbers]
-        self._all = layers
+        self._all, self._positions = layers, {number: position for position, number in enumerate(numbers)}
+        self.rows = WeightRows()
 
     def parameter(self, position: int) -> nn.Parameter | None:
         """Return a layer's parameter, None if the training has freed it."""
@@ -80,6 +85,10 @@ class Sampler:
         """Return the tensor that a layer's gradients are summed in."""
         parameter = self.references[position]()
         return None if parameter is None else accumulator(parameter)
+
+    def is_optimized(self, position: int) -> bool:
+        """Return True if an optimizer holds the layer."""
+        return self._all is not None and self._all.layer_set.layers[self.layers[position]].group is not None
 
     # -- samples -------------------------------------------------------------------------------------------------
 
@@ -123,8 +132,11 @@ class Sampler:
         if is_partial or self._rank.sends_only_nonfinite:
             gradients = {}
         parts += self._measure(gradients, number, request)
-        sums = _float32_sums(gradients, counts, number) if counts is not None and phase != "post_clip" else {}
-        parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+        if counts is not None and phase != "post_clip":
+            chosen = {at: gradients[at] for at in layers_of_sample(number, len(counts)) if at in gradients}
+            sums, some = _float32_sums(chosen, counts), _in_float16_or_32(chosen)
+            parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+            parts += [Part(Kind.FLOAT16, found, positions) for positions, found in float16_counts(some, self._failed)]
         sample = Sample(self.layers, phase, states, dtypes, parts)
         sample.set_scale(scale)
         return sample
@@ -210,25 +222,31 @@ class Sampler:
         scales = [] if scale is None else [Part(Kind.PROBE_SCALE, scale, layer)]
         return [Part(Kind.PROBE, norm, layer), *scales]
 
+    @without_autocast
     def copy_weights(self, step: int) -> dict[int, Tensor]:
         """Return copies of the weights of a few layers before a step."""
         if self._rank.sends_only_nonfinite or is_capturing():
             return {}
-        turn = weights.layers_of_step(step, len(self._all or ()))
-        return copy_weights_of(turn, self.layers, self.references, self._rank.owned(self.layers))
+        every, owned = len(self._all or ()), self._rank.owned(self.layers)
+        turn = weights.layers_of_step(step, every)
+        further = (self._positions.get(layer) for layer in weight_rows.layers_of_step(step, every) if layer not in turn)
+        positions = [at for at in further if at is not None and (owned is None or owned[at])]
+        self.rows.copy(step, positions, self.references, self.gradient)
+        return copy_weights_of(turn, self.layers, self.references, owned)
 
-    def compare_weights(self, copies: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return the weight changes since the copies, as :func:`update_norms` does."""
-        return update_norms(copies, self.references)
+    @without_autocast
+    def compare_weights(self, copies: Mapping[int, Tensor]) -> list[Part]:
+        """Return the weight changes since the copies, those of few elements, and the changes that were undone."""
+        norms = update_norms(copies, self.references)
+        parts = [Part(Kind.UPDATE_NORMS, each, (position,)) for position, each in norms.items()]
+        return parts + self.rows.compare(self.references)
 
     def find_frozen(self, step: int, interval: int, counts: Sequence[int]) -> dict[int, Tensor]:
         """Return the shares of unmoved weights after a step that is due."""
         if self._all is None or self._rank.sends_only_nonfinite or is_capturing():
             return {}
-        known, owned = self._all.layer_set.layers, self._rank.owned(self.layers)
-        moving = [
-            count > 0 and known[layer].group is not None for count, layer in zip(counts, self.layers, strict=True)
-        ]
+        owned = self._rank.owned(self.layers)
+        moving = [count > 0 and self.is_optimized(position) for position, count in enumerate(counts)]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
         return self.frozen.unchanged_fraction(step, interval, self.references, moving)
@@ -258,6 +276,7 @@ class Sampler:
     def exempt_kept(self, optimizer: torch.optim.Optimizer) -> None:
         """Do not compare weights of which the optimizer keeps what rounding takes away."""
         found = enumerate(reference() for reference in self.references)
+        self.frozen.optimizer = weakref.ref(optimizer)
         self.frozen.exempt = frozenset(at for at, each in found if each is not None and keeps_rounding(optimizer, each))
 
     def add_forecasts(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
@@ -312,8 +331,11 @@ def _is_nonfinite(gradient: Tensor) -> Tensor:
     return ~(least.isfinite() & greatest.isfinite())
 
 
-def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int], number: int) -> dict[int, Tensor]:
-    """Return the float32 sums of several micro-steps, for the layers of a sample of this number."""
-    positions = layers_of_sample(number, len(counts)) if max(counts, default=0) > 1 else ()
-    added_up = {at: gradients[at] for at in positions if at in gradients and counts[at] > 1}
-    return {at: gradient for at, gradient in added_up.items() if gradient.dtype is torch.float32}
+def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int]) -> dict[int, Tensor]:
+    """Return the float32 sums of several micro-steps."""
+    return {at: each for at, each in gradients.items() if counts[at] > 1 and each.dtype is torch.float32}
+
+
+def _in_float16_or_32(gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the gradients that may be computed in float16."""
+    return {at: each for at, each in gradients.items() if each.dtype in (torch.float16, torch.float32)}

@@ -41,8 +41,14 @@ class Kind(Enum):
     """True if all gradients are finite, in a process that sends only non-finite ones."""
     LOW_BITS = auto()
     """The counts of :func:`gradcanary.stats.accumulation.low_bits`."""
+    FLOAT16 = auto()
+    """The counts of :func:`gradcanary.stats.accumulation.float16_counts`."""
     UPDATE_NORMS = auto()
     """The factors of :func:`gradcanary.stats.weights.update_norms` for one layer."""
+    UPDATE_ROWS = auto()
+    """[4, layers] of :class:`gradcanary.stats.weight_rows.WeightRows`; it has the sizes of the layers."""
+    UNDONE = auto()
+    """[2, layers]: layers that an earlier step had changed, and those that are back at the values of before it."""
     ACCUMULATION_ERROR = auto()
     """The factors of :meth:`gradcanary.stats.accumulation.Fp32Reference.errors` for one layer."""
     FROZEN = auto()

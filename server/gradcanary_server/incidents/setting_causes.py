@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ HIGH_MOMENTUM = 0.999
 
 CERTAIN_MOMENTUM = 0.9999
 """More gradients than the first steps have: nothing is forgotten, whatever the fault looks like."""
+
+USUAL_EPS = 1e-6
+"""Adam's eps is 1e-8, and up to a hundred times as much in some recipes."""
 
 TINY_CLIP = 1e-3
 """The share of the gradients that a clip leaves, to be the cause of weights that do not move."""
@@ -160,6 +163,33 @@ def scale_words(fall: ScaleFall | None) -> tuple[str, str]:
         f"the GradScaler's scale fell from {exact(fall.before)} to {exact(fall.after)}",
         f" between steps {fall.first:,} and {fall.last:,}{skipped}",
     )
+
+
+def find_update_cause(
+    configuration: Configuration, groups: Collection[int], step: int, code: str
+) -> SettingCause | None:
+    """Return the setting because of which weights of some groups do not move, or hardly, None if none is known.
+
+    ``code`` is the cause that the measurements show.
+    """
+    of_groups = _of_groups(sorted(groups), configuration.groups) if groups else ""
+    eps, rate = _largest(configuration, "eps", groups, step), _largest(configuration, "lr", groups, step)
+    is_large = eps is not None and eps > USUAL_EPS
+    clip = find_tiny_clip(configuration, step)
+    if code == "rate_zero":
+        return SettingCause(code, "lr", f"the learning rate{of_groups} has been 0 in each step of this launch")
+    if clip is not None and (code in ("unmoved", "hardly_moves") or (code == "epsilon" and not is_large)):
+        return clip
+    if code == "epsilon" or (code == "moves_less" and is_large):
+        return SettingCause("epsilon", "eps", f"eps{of_groups} is {exact(eps)}") if eps is not None else None
+    if code == "cannot_move" and rate is not None:
+        return SettingCause(code, "lr", f"the learning rate{of_groups} was {exact(rate)} when it was last reported")
+    return None
+
+
+def _largest(configuration: Configuration, name: str, groups: Iterable[int], step: int) -> float | None:
+    known = (configuration.number(name, group, step) for group in groups)
+    return max((value for value in known if value is not None), default=None)
 
 
 def exact(value: bool | float | str | None) -> str:

@@ -56,10 +56,21 @@ _FELL = "all gradients became {smaller} {at}"
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
-_NEVER = "{layers} {are} trainable and never had a gradient, {since}"
+_UNREACHED = Words(
+    "{count} never had a gradient, {since}",
+    "{layers} {are} trainable and never had a gradient: no backward pass reached {them}, {since}",
+)
+_ONLY_ZEROS = Words(
+    "{count} had only gradients of exactly zero, {since}",
+    "{layers} {are} trainable and had only gradients of exactly zero, {since}",
+)
 _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
+_UNMOVED = "{count} {have} gradients, and weights that do not move {since}"
+_NO_CHANGE = "{layers} {have} gradients, and none of the compared weights changed in a step {since}"
+_HARDLY = "{count} {have} hardly any updates {since}"
+_CHANGED = "{layers} {have} updates that change {their} weights by {ratio} of themselves"
 _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
 
 WORDS: dict[tuple[str, str | None], Words] = {
@@ -75,6 +86,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "siblings"): Words(
         "{count} {have} far smaller gradients than similar layers {since}",
         "{layers} {have} much smaller gradients than similar layers{against}, {since} at the latest",
+    ),
+    ("collapse", "follows"): Words(
+        "{count} fell beside collapsed layers {at}",
+        "{layers} beside collapsed ones fell{from_to} {at}",
     ),
     ("collapse", "joined_late"): Words(
         "{count} {were} already low when the run was joined {at}",
@@ -93,11 +108,12 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {were} frozen by the script {at}",
         "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
+    ("unused", "not_in_graph"): _UNREACHED,
+    ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("vanished", "handed_over"): Words(
         "{count} handed {their} gradient over to similar layers {at}",
         "{layers} had gradients before, and {none_or_zeros} {since}, when similar layers that had none got theirs",
     ),
-    ("unused", None): Words("{count} never had a gradient, {since}", _NEVER),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
         "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
@@ -114,6 +130,24 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("frozen", "stopped"): Words(_STILL, "{layers} moved before, and {share} of {their} weights stood still {when}"),
     ("in_vain", "rounded"): Words(_IN_VAIN, _VAIN),
     ("in_vain", "clipped"): Words(_IN_VAIN, f"{_VAIN}, while the loop clips gradients"),
+    ("no_update", "undone"): Words(
+        "{count} {have} undone updates, seen {at}",
+        "{layers} {are} changed by the optimizer and {have} the old weights again when a later step begins, seen {at}",
+    ),
+    ("no_update", "too_fine"): Words(_UNMOVED, f"{_NO_CHANGE}: a step is finer than {{their}} precision"),
+    ("no_update", "unmoved"): Words(_UNMOVED, _NO_CHANGE),
+    ("no_update", "no_rate"): Words(
+        "{count} {have} a learning rate of zero {since}",
+        "{layers} {have} gradients, and a learning rate of zero in all steps {since}",
+    ),
+    ("no_update", "slow"): Words(
+        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer moves weights, {{since}}"
+    ),
+    ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
+    ("no_update", "apart"): Words(
+        "{count} {have} far smaller updates than all others {since}",
+        "{layers} {have} updates decades smaller than those of all others{against}, {since}",
+    ),
     ("second_moments", None): Words(
         "{count} {have} second moments that cannot decay, seen {at}",
         "{layers} {have} second moments in low precision that rise and cannot decay, seen {at}",
@@ -124,6 +158,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("fp16_underflow", "zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
     ("fp16_underflow", "all_zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
+    ("fp16_underflow", "at_limit"): Words(
+        "{count} {have} float16 gradients that go to zero, {since}",
+        "{layers} {have} {exact_zeros} in float16 gradients cut off at the smallest number of float16, {since}",
+    ),
     ("clip_before_unscale", None): Words(
         "{count} {are} clipped before unscaling, seen {at}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",
@@ -131,6 +169,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("not_optimized", None): Words(
         "{count} {are} in no optimizer, seen {at}",
         "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen {at}",
+    ),
+    ("never_cleared", None): Words(
+        "{count} never {have} {their} {gradient} cleared, seen {at}",
+        "{layers} never {have} {their} {gradient} cleared after a step: each step uses the sum of all, seen {at}",
     ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
@@ -351,11 +393,14 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "up_from_to": _from_to(rises, [value for value in values if value > 0]),
         "absmax": _largest(values),
         "against": ": {} instead of {}{}".format(*_medians(apart)) if apart else "",
+        "ratio": _median(values) if values else "next to nothing",
         "part": _share(values, "a part"),
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
         "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
-        "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
+        "no_gradient_or_zeros": ("no gradient or only exact zeros" if is_none else "only gradients of exactly zero")
+        if is_zero
+        else "no gradient",
         "idle": _idle(members),
     }
 

@@ -128,7 +128,12 @@ def _head(
         "raw_start_step": max(raw_starts, default=None),
         "ended": sorted(_ended_launches(connection, run.run_id)),
         "launches": [
-            {"number": row.launch_no, **{name: getattr(row, name) for name in LAUNCH_COLUMNS}} for row in launches
+            {
+                "number": row.launch_no,
+                **{name: getattr(row, name) for name in LAUNCH_COLUMNS},
+                "optimizers": runs.optimizer_kinds(connection, run.run_id, row.launch_no),
+            }
+            for row in launches
         ],
         "layers": [
             {

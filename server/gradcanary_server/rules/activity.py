@@ -49,6 +49,7 @@ class Activity(LayerArrays):
     ``idle_since`` int64 its first step, ``frozen_by_script`` bool its reason. ``longest_idle`` uint32 is the longest
     span before it. ``gained`` int64 is the step of the last gradient that came after at least ``LONG_IDLE``
     observations without one.
+    ``was_dense`` bool are layers that mostly had a gradient when the last collapse was found.
     """
 
     previous_hits: NDArray[np.uint8] = layer_array(np.uint8, NO_BLOCK)
@@ -59,6 +60,7 @@ class Activity(LayerArrays):
     idle_since: Ints = layer_array(np.int64, NOT_IDLE)
     frozen_by_script: Mask = layer_array(np.bool_)
     gained: Ints = layer_array(np.int64, NEVER_GAINED)
+    was_dense: Mask = layer_array(np.bool_)
 
     def history(self, columns: Ints) -> tuple[Ints, Ints]:
         """Return the number of observations in both blocks, int64[L], and how many of them had a gradient."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradcanary_server.rules import signals
 from gradcanary_server.rules.baselines import block_lengths
-from gradcanary_server.rules.layer_config import LayerRules
+from gradcanary_server.rules.layer_config import Family, LayerRules
 from gradcanary_server.rules.signals import INFORMATION, Vote
 from gradcanary_server.rules.steps import (
     Context,
@@ -37,6 +37,15 @@ WEIGHTS_SHARE = 0.5
 
 FEW = 4
 """With this many layers or fewer, all but one are not nearly all."""
+
+DENSE_SHARE = np.array(0.5)
+"""Of the last observations. Experts and rare words have a gradient in fewer; a layer that dies has lost some before its
+neighbours are found."""
+
+FAMILY_DECADES = 1.0
+"""Decades that the middle one of a family must be farther under the best but one than ``siblings_decades``, because one
+of two proves less than a quarter of all. In healthy models it was 1.8 decades under it at most, and 4.3 to 5 where
+plain layers lost their gradient with depth."""
 
 
 class CollapseDetector(Detector):
@@ -64,7 +73,8 @@ class CollapseDetector(Detector):
             common_fall = self._by_layer(*find_common_falls(falls, self.config, self.context.own_loss))
             may_vote = any_layer(np.isinf(common_fall))  # ``zero_counts`` is exact only for single steps
         may_vote |= any_layer(self._vote_by_fall(falls, common_fall))
-        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, self._sibling_quartiles(falls.sample)))
+        siblings = self._sibling_levels(falls.sample, grace_over=span.grace_over)
+        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, siblings))
         may_vote |= any_layer(self._vote_by_lateness(falls, steps))
         return first_true(may_vote)
 
@@ -93,7 +103,7 @@ class CollapseDetector(Detector):
     def _observe_evidence(self, step: Step) -> Iterator[Vote]:
         """Yield votes by evidence that low layers were higher before."""
         sample, state, columns = step.sample, self.state, self.config.columns
-        siblings = step.siblings = self._sibling_quartiles(sample)
+        siblings = step.siblings = self._sibling_levels(sample, grace_over=state.progress.grace_over)
         own_loss, common_fall = self.context.own_loss, self._by_layer(step.common_fall, step.own_fall)
         is_explained = state.progress.scale_severity == INFORMATION
         if is_explained and own_loss is None:
@@ -110,8 +120,14 @@ class CollapseDetector(Detector):
         is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(common_fall)
         votes = self._vote_by_fall(falls, common_fall) * judged
         straight = self._falls_straight(falls, votes)
+        had_fallen = bool(state.scores.firing[signals.FALL].any())
         yield self.vote(signals.FALL, step, np.where(straight, np.minimum(votes, 0), votes), decays=is_judged)
+        if not had_fallen and state.scores.firing[signals.FALL].any():
+            least = self.config.vanished.observations
+            state.activity.was_dense[columns] = state.activity.regular(columns, DENSE_SHARE, least)
         yield self.vote(signals.STRAIGHT, step, np.where(straight, votes, np.minimum(votes, 0)), decays=is_judged)
+        follows = self._vote_by_following(falls, common_fall) * judged
+        yield self.vote(signals.FOLLOWS, step, follows, decays=is_judged)
         votes = self._vote_by_siblings(falls, common_fall, siblings) * judged
         yield self.vote(signals.SIBLINGS, step, votes, decays=is_not_zero)
         yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)) * judged)
@@ -157,8 +173,24 @@ class CollapseDetector(Detector):
         straight: Mask = fell & is_line & (self.state.weights.largest_fall(columns) < WEIGHTS_SHARE * falls.decades)
         return straight
 
-    def _vote_by_siblings(self, falls: Falls, common_fall: Floats, quartiles: Floats) -> Votes:
-        """Vote +1 where a layer is low and far under the upper quartile of its siblings, without a fall of its own.
+    def _vote_by_following(self, falls: Falls, common_fall: Floats) -> Votes:
+        """Vote +1 where a layer fell whose zeros are no fall of its own, beside layers that fell.
+
+        It dies with its neighbours, and is exactly zero more and more often. An expert that a router gives up is, too,
+        but it had no gradient most of the time before.
+        """
+        sample, state, config = falls.sample, self.state, self.config
+        firing = state.scores.firing[:, config.columns]
+        may_follow = state.activity.was_dense[config.columns] & ~falls.zero_counts & ~firing[signals.MISSED].any(axis=0)
+        with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
+            fell = (falls.decades >= config.fall) & (falls.decades - common_fall >= config.over_common)
+        fell &= (sample.absmax < config.enter) & may_follow & ~firing[signals.FALL]
+        if fell.any() and firing[signals.FALL].any():
+            return self._votes(fell & config.beside(firing[signals.FALL]), sample, config.by_fall)
+        return self._votes(np.zeros_like(fell), sample, config.by_fall)
+
+    def _vote_by_siblings(self, falls: Falls, common_fall: Floats, siblings: Floats) -> Votes:
+        """Vote +1 where a layer is low and far under the level of its ``siblings``, without a fall of its own.
 
         Its own fall is judged as such, once falls are detected. A layer that was always exactly zero is unused, not
         collapsed. A layer with an accepted baseline is compared with its own past only.
@@ -167,8 +199,8 @@ class CollapseDetector(Detector):
         own = config.by_fall & (falls.decades >= config.fall) & ~np.isnan(common_fall)
         unused = sample.zero & (np.isnan(falls.decades) | ~falls.zero_counts)
         with np.errstate(divide="ignore", invalid="ignore"):
-            under = np.log10(quartiles) - sample.level >= config.siblings
-        low = (sample.absmax < config.enter) & under & (quartiles > 0)
+            under = np.log10(siblings) - sample.level >= config.siblings
+        low = (sample.absmax < config.enter) & under & (siblings > 0)
         return self._votes(low & ~own & ~unused & ~self.state.accepted[config.columns], sample, config.by_siblings)
 
     def _vote_by_lateness(self, falls: Falls, steps: Ints) -> Votes:
@@ -195,14 +227,40 @@ class CollapseDetector(Detector):
         good = sample.absmax > self.config.exit
         return ((bad & counts).astype(np.int8) - (good & counts)).astype(np.int8)
 
-    def _sibling_quartiles(self, sample: LayerPlanes) -> Floats:
-        """Return the upper quartile of each low layer's siblings, NaN if too few were measured or none is low."""
-        quartiles = np.full(sample.absmax.shape, np.nan)
-        low = sample.absmax < self.config.enter
-        for family in self.config.families:
-            if low[..., family.members].any():
-                quartiles[..., family.members] = _quartile(sample.absmax[..., family.members], family.least)
-        return quartiles
+    def _sibling_levels(self, sample: LayerPlanes, *, grace_over: bool) -> Floats:
+        """Return the absmax that each low layer's siblings have, NaN if too few were measured or none is low.
+
+        It is their upper quartile. Where most siblings are sick, that is sick, too, and it is the best but one: the
+        best may be an odd one, as the first block is. Before the end of grace, gradients may still be on their way
+        through a deep model.
+        """
+        levels, config = np.full(sample.absmax.shape, np.nan), self.config
+        low = sample.absmax < config.enter
+        for family in config.families:
+            members = family.members
+            if low[..., members].any():
+                absmax = sample.absmax[..., members]
+                level = _quartile(absmax, family.least)
+                if grace_over:
+                    best, is_sick = self._best_siblings(absmax, family)
+                    level = np.where(is_sick, best, level)
+                levels[..., members] = level
+        return levels
+
+    def _best_siblings(self, absmax: Floats, family: Family) -> tuple[Floats, Mask]:
+        """Return the best absmax but one of a family, and True where it is healthy and half of them are far under it.
+
+        Members without a gradient, such as experts that were not asked, do not count.
+        """
+        config, members = self.config, family.members
+        ordered = np.sort(np.where(absmax > 0, absmax, np.nan), axis=-1)  # NaN last
+        number = np.count_nonzero(absmax > 0, axis=-1)[..., None]
+        best, middle = (
+            np.take_along_axis(ordered, np.maximum(rank, 0), axis=-1) for rank in (number - 2, (number - 1) // 2)
+        )
+        is_far = np.log10(best) - np.log10(middle) >= config.siblings[members] + FAMILY_DECADES
+        is_sick = is_far & (middle < config.enter[members]) & (best > config.exit[members])
+        return best, is_sick & (number >= family.least)
 
 
 def find_common_fall(falls: Falls, config: LayerRules) -> Floats:

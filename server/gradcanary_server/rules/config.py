@@ -90,7 +90,7 @@ class Collapse(Section):
     """L2 norm under which a layer fires without evidence; None = no such threshold."""
     siblings_min: Count = 4
     siblings_decades: Decades = 2.0
-    """Decades under the upper quartile of the siblings."""
+    """Decades under the upper quartile of the siblings, or under the best but one where most of them are sick."""
     fire_after_steps: Count = 20
     resolve_after_steps: Count = 100
 
@@ -148,10 +148,9 @@ class Vanished(Section):
 
 @dataclass(frozen=True, config=STRICT)
 class Unused(Section):
-    """A trainable layer that never had a gradient."""
+    """A trainable layer that never had a gradient: information, because models have heads that a task does not use, and
+    work; a warning if most layers, or all adapters, are such."""
 
-    notify: Flag = False
-    """Models have heads that a task does not use, and work."""
     observations: Count = 50
     """Of a launch: a LoRA's lora_A and a gate that starts at zero have no gradient for a step or two."""
 
@@ -203,6 +202,24 @@ class InVain(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class NoUpdate(Section):
+    """Weights that do not move, or hardly, though they have a gradient."""
+
+    notify: Flag = False
+    """On trial: no false one is known yet, and few trainings were seen."""
+    ratio: Positive = 1e-7
+    """Of a step's change to the weights, under which all of them hardly move: in a million steps that all go the same
+    way they would change by a tenth, and the precision of float32 is about as much."""
+    rate_share: Share = 0.05
+    """Of the learning rate, by which Adam would move a weight: its first step is the whole of it, and gradients of pure
+    noise give 0.23 of it later, with the usual betas."""
+    apart_decades: Decades = 2.0
+    """Under the median of all layers. Norms, whose weights are 1, are 1.7 decades under matrices."""
+    least_lr_share: Share = 0.1
+    """As of frozen."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class SecondMoments(Section):
     """Second moments of an optimizer in a precision in which they cannot decay."""
 
@@ -216,7 +233,8 @@ class Fp16Underflow(Section):
 
     notify: Flag = False
     growth: Share = 0.25
-    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start."""
+    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start. Over 0
+    where most other elements are among the smallest numbers of float16: sparse gradients have no such ones."""
     share: Share = 0.9
     """The critical share of exact zeros."""
     observations: Count = 5
@@ -235,6 +253,11 @@ class LossScale(Section):
 @dataclass(frozen=True, config=STRICT)
 class NotOptimized(Section):
     """Trainable parameters that receive gradients and that no optimizer holds: they never change."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class NeverCleared(Section):
+    """Gradients that no part of the loop clears after a step: each step uses the sum of all so far."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -303,9 +326,11 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "accumulator": ("notify",),
     "frozen": ("notify", "least_lr_share"),
     "in_vain": ("notify", "steps", "least_lr_share"),
+    "no_update": ("notify", "least_lr_share"),
     "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
     "not_optimized": ("notify",),
+    "never_cleared": ("notify",),
 }
 """Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
 about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
@@ -325,9 +350,11 @@ class LayerRule:
     accumulator: Accumulator | None = None
     frozen: Frozen | None = None
     in_vain: InVain | None = None
+    no_update: NoUpdate | None = None
     second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
     not_optimized: NotOptimized | None = None
+    never_cleared: NeverCleared | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -345,11 +372,13 @@ class Rules:
     accumulator: Accumulator = field(default_factory=Accumulator)
     frozen: Frozen = field(default_factory=Frozen)
     in_vain: InVain = field(default_factory=InVain)
+    no_update: NoUpdate = field(default_factory=NoUpdate)
     second_moments: SecondMoments = field(default_factory=SecondMoments)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
     loss_scale: LossScale = field(default_factory=LossScale)
     not_optimized: NotOptimized = field(default_factory=NotOptimized)
+    never_cleared: NeverCleared = field(default_factory=NeverCleared)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
     crash: Crash = field(default_factory=Crash)

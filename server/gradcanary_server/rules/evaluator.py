@@ -19,6 +19,7 @@ from gradcanary_server.rules.explosion import ExplosionDetector
 from gradcanary_server.rules.in_vain import InVainDetector
 from gradcanary_server.rules.layer_config import compile_rules
 from gradcanary_server.rules.loss_scale import LossScaleDetector
+from gradcanary_server.rules.no_update import NoUpdateDetector
 from gradcanary_server.rules.nonfinite import NonfiniteDetector
 from gradcanary_server.rules.precision import PrecisionDetector, StaticFindings
 from gradcanary_server.rules.scale_drop import ScaleDropDetector
@@ -73,6 +74,7 @@ class Evaluator:
             VanishedDetector(context),
             PrecisionDetector(context),
             InVainDetector(context),
+            NoUpdateDetector(context),
         )
         eventful = [detector.eventful for detector in self.detectors if detector.eventful is not None]
         self._eventful: Mask = np.logical_or.reduce(eventful)

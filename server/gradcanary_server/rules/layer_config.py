@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,13 @@ from gradcanary_server.rules.config import RUN_WIDE_KEYS, Collapse, LayerRule, R
 from gradcanary_server.rules.types import Floats, Ints, LayerFacts, Mask
 
 _DIGITS = re.compile(r"\d+")
+_BLOCK = re.compile(r"(.*?\.)??(\d{1,9})(?:\.|$)")
+
+LORA_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 
 Value = TypeVar("Value")
 
-FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "fp16_underflow")
+FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "no_update", "fp16_underflow")
 """Rules over numbers measured in float32, compared in float32: a measured error of 0.05 is not over 0.05."""
 
 
@@ -61,9 +65,12 @@ class LayerRules:
     """Each array belongs to the launch's layers, in their order.
 
     ``columns`` int64[L] are layer numbers, ``shapes`` uint32[L] checksums of shapes; ``enter_level`` is log10;
-    ``by_fall``, ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
+    ``block`` and ``place`` int64[L] are the block of each layer, -1 = none, and its number; ``by_fall``,
+    ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
     where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
-    of each layer, -1 = none; ``is_half`` are float16 parameters; ``facts`` are the layers.
+    of each layer, -1 = none; ``is_half`` are float16 parameters, ``is_low`` these and bfloat16; ``numel`` are elements;
+    ``kind`` int64[L] is the same for layers with the same module class, shape and last part of the name, each half of
+    LoRA pairs for itself; ``is_adapter`` are both halves. ``facts`` are the layers.
     """
 
     columns: Ints
@@ -82,9 +89,15 @@ class LayerRules:
     fire_after: NDArray[np.float32]
     resolve_after: NDArray[np.float32]
     families: tuple[Family, ...]
+    block: Ints
+    place: Ints
     groups: int
     group: Ints
     is_half: Mask
+    kind: Ints
+    is_adapter: Mask
+    is_low: Mask
+    numel: Floats
     nonfinite: LayerThresholds
     explosion: LayerThresholds
     vanished: LayerThresholds
@@ -93,15 +106,26 @@ class LayerRules:
     accumulator: LayerThresholds
     frozen: LayerThresholds
     in_vain: LayerThresholds
+    no_update: LayerThresholds
     second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
+    never_cleared: LayerThresholds
     facts: tuple[LayerFacts, ...]
 
     @cached_property
     def enter_level(self) -> Floats:
         level: Floats = np.log10(self.enter)
         return level
+
+    def beside(self, chosen: Mask) -> Mask:
+        """Return the layers in the blocks of the chosen ones or next to them; all are where a name has no block."""
+        is_beside: Mask = self.block < 0
+        if (is_beside & chosen).any():
+            return np.ones_like(chosen)
+        for block, place in set(zip(self.block[chosen].tolist(), self.place[chosen].tolist(), strict=True)):
+            is_beside = is_beside | ((self.block == block) & (np.abs(self.place - place) <= 1))
+        return is_beside
 
     @cached_property
     def has_threshold(self) -> bool:
@@ -160,12 +184,16 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
     entries = [rules.entry_of(layer.name) for layer in layers]
     sections = [rules.collapse if entry is None else entry.collapse or rules.collapse for entry in entries]
 
+    halves = [match[1] if (match := LORA_HALF.search(layer.name)) else "" for layer in layers]
+
     def floats(attribute: str) -> Floats:
         return np.array([getattr(rule, attribute) for rule in sections], np.float64)
 
     def uses(evidence: str) -> Mask:
         return np.array([rule.enabled and evidence in rule.evidence for rule in sections], np.bool_)
 
+    blocks = [block_of(layer.name) for layer in layers]
+    rows = {row: number for number, row in enumerate(dict.fromkeys(name.row for name in blocks if name))}
     return LayerRules(
         columns=np.array([layer.number for layer in layers], np.int64),
         shapes=np.array([crc32(repr(layer.shape).encode()) for layer in layers], np.uint32),
@@ -184,12 +212,27 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         fire_after=floats("fire_after_steps").astype(np.float32),
         resolve_after=floats("resolve_after_steps").astype(np.float32),
         families=_families(layers, sections),
+        block=np.array([rows[name.row] if name else -1 for name in blocks], np.int64),
+        place=np.array([name.place if name else -1 for name in blocks], np.int64),
         groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
         group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
         is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
         facts=layers,
+        kind=_kinds(layers, halves),
+        is_adapter=np.array([half != "" for half in halves], np.bool_) & ({"A", "B"} <= set(halves)),
+        is_low=np.array([layer.param_dtype in ("bfloat16", "float16") for layer in layers], np.bool_),
+        numel=np.array([math.prod(layer.shape) for layer in layers], np.float64),
         **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
     )
+
+
+def _kinds(layers: tuple[LayerFacts, ...], halves: Sequence[str]) -> Ints:
+    kinds = [
+        (layer.module_class, layer.shape, layer.name.rpartition(".")[2], half)
+        for layer, half in zip(layers, halves, strict=True)
+    ]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([numbers[kind] for kind in kinds], np.int64)
 
 
 def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> LayerThresholds:
@@ -207,6 +250,21 @@ def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> Lay
     return LayerThresholds(
         **{number.name: array(number.name) for number in fields(sections[0]) if number.name not in RUN_WIDE_KEYS[rule]}
     )
+
+
+class BlockName(NamedTuple):
+    """The first number in a name between dots, and all that stands before it: ``blocks.7.attn.q`` is in blocks, 7."""
+
+    row: str
+    place: int
+
+    def is_beside(self, other: BlockName) -> bool:
+        return self.row == other.row and abs(self.place - other.place) <= 1
+
+
+def block_of(name: str) -> BlockName | None:
+    match = _BLOCK.match(name)
+    return None if match is None else BlockName(match[1] or "", int(match[2]))
 
 
 def _families(layers: tuple[LayerFacts, ...], sections: list[Collapse]) -> tuple[Family, ...]:

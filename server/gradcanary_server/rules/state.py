@@ -15,6 +15,7 @@ from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
 from gradcanary_server.rules.baselines import Baselines, InitialLevels, Weights
 from gradcanary_server.rules.loss_scale import NO_SCALER, Scaler
+from gradcanary_server.rules.no_update import Updates
 from gradcanary_server.rules.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
 from gradcanary_server.rules.types import (
@@ -104,6 +105,7 @@ class RuleState:
     baselines: Baselines
     activity: Activity
     precision: Precision
+    updates: Updates
     scores: Scores
     of_run: Scores
     resolve_after: NDArray[np.float32]
@@ -126,6 +128,7 @@ class RuleState:
             baselines=Baselines.none(layers, observations),
             activity=Activity.none(layers),
             precision=Precision.none(layers),
+            updates=Updates.none(layers),
             scores=Scores.none(layers, LAYER_SIGNALS),
             of_run=Scores.none(1, RUN_SIGNALS),
             resolve_after=np.zeros(layers, np.float32),
@@ -148,6 +151,7 @@ class RuleState:
             self.scores, self.initial_levels = self.scores.widen(layers), self.initial_levels.widen(layers)
             self.activity, self.precision = self.activity.widen(layers), self.precision.widen(layers)
             self.weights = self.weights.widen(layers)
+            self.updates = self.updates.widen(layers)
         if more > 0 or observations > len(self.baselines.block):
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -203,9 +207,9 @@ class RuleState:
         baselines, activity = self.baselines, self.activity
         plain = (self.present, self.alive, self.below_threshold, self.shapes, self.resolve_after, baselines.level)
         idle = (activity.previous_hits, activity.longest_idle, activity.idle)
-        since = (activity.idle_since, activity.frozen_by_script, activity.gained)
+        since = (activity.idle_since, activity.frozen_by_script, activity.gained, activity.was_dense)
         line = (baselines.blocks, baselines.begin, baselines.end, baselines.pace)
-        often = (baselines.block, baselines.filled, activity.hits, activity.observed)
+        often = (*self.updates.arrays(), baselines.block, baselines.filled, activity.hits, activity.observed)
         measured = (*self.precision.arrays(), *self.initial_levels.arrays(), *line, *self.weights.arrays())
         return (*plain, *idle, *since, *measured, *often)
 

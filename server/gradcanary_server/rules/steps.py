@@ -39,7 +39,14 @@ if TYPE_CHECKING:
 
 POST_CLIP = wire.PHASES.index("post_clip")
 
-SPARSE_STATS = ("accumulation_error", "norm_ratio", "frozen_fraction", "zero_fraction")
+SPARSE_STATS = (
+    "accumulation_error",
+    "norm_ratio",
+    "frozen_fraction",
+    "zero_fraction",
+    "update_ratio",
+    "weight_norm",
+)
 """Stats that a layer has at some steps only."""
 
 BY_SCALER, BY_LOOP = 1, 2
@@ -304,7 +311,7 @@ class Step:
 
     ``exploding`` bool[L] are layers that set no baseline now; ``common_fall`` is the decades that all layers fell, NaN
     while unknown, of the layers whose loss is on record; ``own_fall`` is that of the others, and ``is_own_fall`` that
-    it counts; ``siblings`` float64[L] is the upper quartile of each layer's siblings, NaN = unknown; ``has_changed`` is
+    it counts; ``siblings`` float64[L] is the level of each layer's siblings, NaN = unknown; ``has_changed`` is
     True if something fires, or has another severity, without a vote.
     """
 

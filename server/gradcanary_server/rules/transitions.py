@@ -19,6 +19,7 @@ _STATS = {
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
     "frozen": "frozen_fraction",
+    "no_update": "update_ratio",
     "fp16_underflow": "zero_fraction",
 }
 """The stat of a rule, where it is not absmax."""
@@ -36,7 +37,7 @@ class FiringSet:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Measurements of a step: ``absmax`` and ``siblings`` (the upper quartile of each layer's) belong to the layers at
+    """Measurements of a step: ``absmax`` and ``siblings`` (the level of each layer's) belong to the layers at
     ``columns``, NaN = unknown; ``common_fall`` is the decades that all layers fell, ``own_fall``
     those of layers with a loss of their own, if they fell together.
     """
@@ -162,6 +163,8 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
     value, siblings = evidence.of_layer(rule, layer)
     if rule == "in_vain":  # most of its layers were measured at earlier steps
         value = dict(state.progress.unmoved.shares).get(layer, value)
+    if rule == "no_update":  # as were these
+        value, siblings = _or_none(state.updates.ratio[layer]), state.updates.median_ratio(state.present)
     baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
     if signal.row == SPORADIC:
         value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)

@@ -25,6 +25,7 @@ Evidence = Literal[
     "fall",
     "straight",
     "siblings",
+    "follows",
     "threshold",
     "joined_late",
     "stopped",
@@ -32,14 +33,24 @@ Evidence = Literal[
     "by_script",
     "handed_over",
     "never",
+    "not_in_graph",
+    "multiplied_by_zero",
     "declared",
     "low_precision_sum",
     "rounded",
     "clipped",
+    "unmoved",
+    "apart",
+    "tiny",
+    "no_rate",
+    "undone",
+    "too_fine",
+    "slow",
     "measured",
     "no_scaler",
     "zeros",
     "all_zeros",
+    "at_limit",
     "no_step",
     "lost_rank",
     "no_loss",
@@ -67,7 +78,8 @@ class Launch:
     """One start of a job, with one layer set.
 
     ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
-    began later and before; ``facts`` are those that the agents of the run have reported until now.
+    began later and before; ``facts`` are those that the agents of the run have reported until now; ``optimizers`` are
+    the class names by parameter group, as far as they are known.
     """
 
     number: int
@@ -79,6 +91,7 @@ class Launch:
     newer: frozenset[int] = frozenset()
     older: frozenset[int] = frozenset()
     facts: tuple[Fact, ...] = ()
+    optimizers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gradcanary_server.rules.steps import (
     Sample,
     Span,
     Step,
+    any_layer,
     find_handed_over,
     first_true,
     is_regular,
@@ -30,7 +31,12 @@ from gradcanary_server.rules.types import Ints, Mask, Votes
 FOREVER = np.iinfo(np.int64).max
 """Observations; the limit of a layer with too short a history."""
 
-COLLAPSED = [signals.FALL, signals.SIBLINGS, signals.THRESHOLD]
+MOST = [signals.MOST_UNUSED, signals.MOST_ZERO]
+
+TOLD = [signals.REGULAR, signals.SPORADIC, signals.NEVER, signals.NEVER_BUT_ZERO, *MOST]
+"""Signals beside which it is not told again that most layers never had a gradient."""
+
+COLLAPSED = [signals.FALL, signals.SIBLINGS, signals.THRESHOLD, signals.FOLLOWS]
 
 _NEVER = [signals.NEVER, signals.NEVER_BUT_ZERO]
 _LOST = [signals.REGULAR, signals.SPORADIC, signals.HANDED_OVER]
@@ -88,17 +94,22 @@ class VanishedDetector(Detector):
         enabled, firing = config.vanished.enabled, self.state.scores.firing[:, columns]
         observations, idle = activity.history(columns)[0], activity.idle[columns].astype(np.int64)
         regular = is_regular(activity, config)
-        may_fire = ~firing[COLLAPSED].any(axis=0) & ~firing[signals.MISSED].any(axis=0)
-        is_missed = may_fire & (idle >= self._idle_limits(sample.every)) & (observations > 0) & enabled
+        is_told = firing[COLLAPSED].any(axis=0) | firing[signals.MISSED].any(axis=0)
+        is_missed = ~is_told & (idle >= self._idle_limits(sample.every)) & (observations > 0) & enabled
         # What another layer got is lost in the steps between two samples, too.
         lost = is_missed & sample.idle & ~sample.not_trainable
         handed_over = find_handed_over(activity, config, sample.every, lost)
-        may_fire &= lacks_gradient(sample, is_common=is_common)
+        lacks = lacks_gradient(sample, is_common=is_common) & ~firing[COLLAPSED].any(axis=0)
+        may_fire = lacks & ~is_told
         vanished = is_missed & may_fire & ~handed_over
         unused = may_fire & (observations == 0) & (idle >= config.unused.observations)
         is_never = is_expected and bool(((observations == 0) & (sample.idle | sample.not_trainable)).all())
         never = unused & is_never & enabled
         is_zero = scale_drop.is_at_work(self.state.losses) and bool((sample.zero | sample.not_trainable).all())
+        trainable, has_living = ~sample.not_trainable, self._has_living_relatives()
+        most = lacks & self._most_unused(trainable, trainable, idle) & ~never & is_expected & config.unused.enabled
+        most &= ~firing[TOLD].any(axis=0) & (may_fire | has_living)
+        only_unused = unused & ~never & ~most & config.unused.enabled
         by_script = sample.not_trainable & regular & (idle >= self._missed_after(sample.every)) & enabled
         bad = {
             signals.REGULAR: vanished & regular,
@@ -107,12 +118,36 @@ class VanishedDetector(Detector):
             signals.HANDED_OVER: handed_over,
             signals.NEVER: never & ~is_zero,
             signals.NEVER_BUT_ZERO: never & is_zero,
-            signals.UNUSED: unused & ~never & config.unused.enabled,
+            signals.UNUSED: only_unused & ~sample.zero,
+            signals.UNUSED_ZERO: only_unused & sample.zero,
+            signals.MOST_UNUSED: most & ~sample.zero,
+            signals.MOST_ZERO: most & sample.zero,
         }
         # If any layer has a gradient, it is not all of them that never had one.
         good = dict.fromkeys(bad, sample.has_gradient)
         good[signals.NEVER] = good[signals.NEVER_BUT_ZERO] = np.full(len(columns), sample.has_gradient.any())
         return {signal: mask.astype(np.int8) - (good[signal] & ~mask).astype(np.int8) for signal, mask in bad.items()}
+
+    def _most_unused(self, trainable: Mask, always: Mask, idle: Ints) -> Mask:
+        """Return the layers that never had a gradient if they are most trainable layers, or hold all adapters.
+
+        A layer like one that has had a gradient is given longer: it may be another domain's, or a later stage's.
+        ``idle`` are observations without a gradient. Of several steps, ``trainable`` layers are so at any of them and
+        ``always`` at each, and the result holds all layers for which this is true at any step.
+        """
+        config = self.config
+        waits = np.where(self._has_living_relatives(), config.vanished.rare_factor, 1) * config.unused.observations
+        never: Mask = trainable & (self.state.activity.history(config.columns)[0] == 0) & (idle >= waits)
+        has_adapters = bool((config.is_adapter & trainable).any())
+        is_most = 2 * never.sum() > always.sum() or (has_adapters and bool(never[config.is_adapter & always].all()))
+        return never if is_most else np.zeros_like(never)
+
+    def _has_living_relatives(self, living: Mask | None = None) -> Mask:
+        """Return the layers like one that has had a gradient, or is among the ``living``."""
+        lives = self.state.activity.history(self.config.columns)[0] > 0
+        lives = lives if living is None else lives | living
+        has_living: Mask = np.bincount(self.config.kind, lives)[self.config.kind] > 0
+        return has_living
 
     def _may_vote(self, samples: LayerPlanes) -> Mask:
         """Return the steps, bool[n], at which one of these votes could move a count."""
@@ -136,6 +171,12 @@ class VanishedDetector(Detector):
         is_missed = lacks & (idle >= np.where(is_new, least, limit))
         is_frozen = samples.not_trainable & (idle >= np.where(is_new | regular, least, FOREVER))
         moves |= ((is_missed | is_frozen) & ~fires).any(axis=1)
+        untold = fires & ~firing[TOLD].any(axis=0) & config.unused.enabled
+        untold &= self._has_living_relatives(any_layer(samples.has_gradient.T))
+        if untold.any():  # those that fire as unused may be told later
+            some, always = any_layer(~samples.not_trainable.T), ~any_layer(samples.not_trainable.T)
+            most = self._most_unused(some, always, idle.max(axis=0))
+            moves |= (most & untold & (idle >= config.unused.observations)).any(axis=1)
         return moves
 
     def _missed_after(self, every: int) -> Ints:

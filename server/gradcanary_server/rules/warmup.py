@@ -118,11 +118,11 @@ def find_highest_lr(progress: Progress, lr: NDArray[np.float32]) -> tuple[float,
 
 
 def find_learning(progress: Progress, config: LayerRules, least: float) -> Mask:
-    """Return the layers whose learning rate is known, after grace, and at least this share of its highest."""
+    """Return the layers whose learning rate is known, after grace, not zero, and at least this share of its highest."""
     rates, highest = np.array([*progress.lr, math.nan]), np.array([*progress.highest_lr, math.nan])
     if len(rates) != len(highest) or not progress.grace_over:
         return np.zeros(len(config.columns), np.bool_)
-    is_learning: Mask = (rates >= least * highest)[np.minimum(config.group, len(rates) - 1)]
+    is_learning: Mask = ((rates >= least * highest) & (rates > 0))[np.minimum(config.group, len(rates) - 1)]
     return is_learning
 
 

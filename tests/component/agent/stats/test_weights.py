@@ -1,4 +1,4 @@
-"""How far steps move the weights: update ratio and weight norm, against float64, two layers of each sampled step."""
+"""How far steps move the weights: update ratio and weight norm, against float64."""
 
 import contextlib
 import gc
@@ -17,6 +17,7 @@ from support.agent.recorded import Recorded, recording
 from support.agent.torch_loops import mlp
 
 EXACT = 1e-6
+FROM_SOME = 0.1
 STEPS = 12
 Numbers = dict[str, float]
 
@@ -44,13 +45,16 @@ class Reference:
         }
 
     def assert_sent(self, collector: Recorded, skipped: frozenset[int] = frozenset()) -> None:
-        """Two layers of each step, all of them sooner or later, and what was sent is what was read."""
+        """Two layers of each step, others from some elements, all of them sooner or later, as they were read."""
         ratios, norms = collector.stat("update_ratio"), collector.stat("weight_norm")
         assert sorted(ratios) == sorted(norms) == [step for step in collector.steps() if step not in skipped]
         for step, sent in ratios.items():
-            assert len(sent) == min(weights.PER_STEP, len(self.ratios[step]))
-            assert sent == pytest.approx({name: self.ratios[step][name] for name in sent}, rel=EXACT, abs=0), step
-            assert norms[step] == pytest.approx({name: self.norms[step][name] for name in sent}, rel=EXACT), step
+            at_least = min(weights.PER_STEP, len(self.ratios[step]))
+            assert len(sent) >= at_least
+            for found, known in ((sent, self.ratios[step]), (norms[step], self.norms[step])):
+                assert found == pytest.approx({name: known[name] for name in sent}, rel=FROM_SOME, abs=0), step
+                exact = [name for name in sent if found[name] == pytest.approx(known[name], rel=EXACT, abs=0)]
+                assert len(exact) >= at_least
         assert {name for sent in ratios.values() for name in sent} == set(self.ratios[0])
         assert collector.phases("update_ratio") == collector.phases("weight_norm") == {None}
 

@@ -37,6 +37,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("collapse", "straight"): ("gradients that fall exponentially", "exponentially: each step took the same part"),
     ("collapse", "threshold"): ("under the threshold", "under the threshold given for"),
     ("collapse", "siblings"): ("than similar layers", "than similar layers"),
+    ("collapse", "follows"): ("fell beside collapsed", "beside collapsed ones fell (from|to|at) "),
     ("collapse", "joined_late"): ("already low when the run was joined", "already low .*when the run was joined"),
     ("nonfinite", "loss"): ("^the loss became NaN or infinite", "^The loss became NaN or infinite"),
     ("nonfinite", "both"): ("^the loss became NaN or infinite", "^The loss and the gradients? of .* became NaN"),
@@ -46,8 +47,9 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("vanished", "sporadic"): ("had no gradient", "had a gradient (now and then|at least every)"),
     ("vanished", "never"): ("had no gradient", "watched had (only gradients of exactly zero|no gradient) "),
     ("vanished", "by_script"): ("frozen by the script", "the script froze"),
+    ("unused", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
+    ("unused", "multiplied_by_zero"): ("had only gradients of exactly", "trainable and had only gradients of exactly"),
     ("vanished", "handed_over"): ("handed (its|their) gradient over", "when similar layers that had none"),
-    ("unused", None): ("never had a gradient", "trainable and never had a gradient"),
     ("accumulation_loss", None): ("lost gradient while summing", "lost .* of (its|their) gradient while"),
     ("accumulator", "low_precision_sum"): ("summed in low precision", "summed over micro-steps in low precision"),
     ("accumulator", "declared"): ("another dtype than declared", "another dtype than the configuration asks for"),
@@ -55,12 +57,27 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("frozen", "stopped"): ("stand still", "moved before, and"),
     ("in_vain", "clipped"): ("trained in vain", "trained in vain.* while the loop clips"),
     ("in_vain", "rounded"): ("trained in vain", "trained in vain"),
+    ("no_update", "undone"): (
+        "undone updates",
+        "changed by the optimizer and (has|have) the old weights again",
+    ),
+    ("no_update", "too_fine"): ("weights that do not move", "none of the compared weights changed .*: a step is finer"),
+    ("no_update", "unmoved"): ("weights that do not move", "none of the compared weights changed in a step"),
+    ("no_update", "no_rate"): ("a learning rate of zero", "gradients, and a learning rate of zero in all steps"),
+    ("no_update", "slow"): ("hardly any updates", "updates that change .* far less than the learning rate"),
+    ("no_update", "tiny"): ("hardly any updates", "updates that change (its|their) weights by"),
+    ("no_update", "apart"): ("far smaller updates than all others", "updates decades smaller than those of all others"),
     ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
-    ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
-    ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
+    ("fp16_underflow", "all_zeros"): ("go to zero", "float16 gradients that had fewer"),  # the worse one comes first
+    ("fp16_underflow", "zeros"): ("go to zero", "float16 gradients that had fewer"),
+    ("fp16_underflow", "at_limit"): ("go to zero", "exact zeros in float16 gradients cut off at the smallest number"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
+    ("never_cleared", None): (
+        "never (has its gradient|have their gradients) cleared",
+        "cleared after a step: each step uses the sum of all",
+    ),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
     ("scale_drop", "warning"): ("all gradients fell together", r"the loss did not fall enough to explain it\."),
     ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),
@@ -248,6 +265,7 @@ def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
         kind = draw(st.sampled_from(kinds))
         if rule == "vanished" and kind != "sporadic" and value:
             value = None
+        value = {"not_in_graph": None, "multiplied_by_zero": 0.0}.get(kind, value)
         until = None if is_open else since + 99
         members[layer] = Member("warning", since, value, baseline, draw(VALUES), kind, until)
     firing = sum(each.until_step is None for each in members.values())

@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary_server.rules.evaluator import Evaluator, RuleState
-from gradcanary_server.rules.signals import COLLAPSE, EXPLOSION, LOST, NONFINITE, SUM_FINE, VAIN, WITHOUT_GRADIENT
+from gradcanary_server.rules.signals import (
+    APART,
+    COLLAPSE,
+    EXPLOSION,
+    LOST,
+    NO_RATE,
+    NONFINITE,
+    SLOW,
+    SUM_FINE,
+    TINY,
+    UNMOVED,
+    VAIN,
+    WITHOUT_GRADIENT,
+)
 from support.strategies import LAYERS, QUICK, launches, now_and_then, traces
 from support.traces import Trace, healthy, launch, lora
 
@@ -30,7 +43,11 @@ PARTS = {
     "CollapseDetector": lambda state: (state.below_threshold, state.scores.score[COLLAPSE], *state.weights.arrays()),
     "VanishedDetector": lambda state: (state.scores.score[WITHOUT_GRADIENT],),
     "PrecisionDetector": lambda state: (*state.precision.arrays(), state.scores.score[LOST:SUM_FINE]),
-    "InVainDetector": lambda state: (state.scores.score[VAIN:], np.array(state.progress.unmoved.shares)),
+    "NoUpdateDetector": lambda state: (
+        *state.updates.arrays(),
+        state.scores.score[[UNMOVED, APART, TINY, *range(NO_RATE, SLOW + 1)]],
+    ),
+    "InVainDetector": lambda state: (state.scores.score[VAIN:UNMOVED], np.array(state.progress.unmoved.shares)),
 }
 """What each detector remembers of a run."""
 

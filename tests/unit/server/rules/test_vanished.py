@@ -126,7 +126,7 @@ def test_never_used_is_said_once():
     absmax[0, ::2] = 0  # the start of a LoRA
     absmax[0, 8] = NOT_TRAINABLE
     _, changes = run(Trace(absmax))
-    assert told(changes)[:1] == [("unused", 6, "fired", 49, "warning", None)]
+    assert told(changes)[:1] == [("unused", 6, "fired", 49, "information", "not_in_graph")]
     assert [change.kind for change in changes] == ["fired", "resolved"]
 
 
@@ -158,6 +158,75 @@ def test_batches_without_a_loss_have_no_gradient_to_miss():
     loss = np.zeros(120)
     loss[70:] = 0.1
     assert {each[0] for each in begun(run(Trace(np.zeros((120, 16)), loss=loss))[1])} == {"unused"}
+
+
+def names_of(*names, shape=(8, 128)):
+    return launch(tuple(LayerFacts(number, name, shape, "float32", "Linear", 0) for number, name in enumerate(names)))
+
+
+def told_most(absmax, *names, **words):
+    """Return the layers of each evidence that most layers never had a gradient, with its step."""
+    _, changes = run(Trace(absmax, **words), names_of(*names) if names else None)
+    found = {}
+    for change in changes:
+        if change.rule == "unused" and change.severity == "warning":
+            found.setdefault((change.evidence, change.step), set()).add(change.layer)
+    return found
+
+
+HALVES = [f"{block}.lora_{half}.weight" for block in range(3) for half in "AB"]
+
+
+@pytest.mark.parametrize(("value", "evidence"), [(NO_GRADIENT, "not_in_graph"), (0, "multiplied_by_zero")])
+def test_adapters_without_a_gradient_beside_other_layers_that_have_one_are_told(value, evidence):
+    names = [*HALVES, *(f"{block}.norm.weight" for block in range(10))]
+    absmax = healthy(120)
+    absmax[:, :6] = value
+    assert told_most(absmax, *names) == {(evidence, 49): set(range(6))}
+    absmax[3:, 5] = 1e-3  # one half of one pair has a gradient
+    assert told_most(absmax, *names) == {}
+
+
+def test_one_half_of_each_adapter_is_on_the_page_only():
+    names = [*HALVES, *(f"{block}.norm.weight" for block in range(10))]
+    absmax = healthy(120)
+    absmax[:, 1:6:2] = 0
+    assert told_most(absmax, *names) == {}
+    assert set(fired(run(Trace(absmax), names_of(*names))[1], "unused")) == {1, 3, 5}
+
+
+@pytest.mark.parametrize(("dead", "is_told"), [(9, True), (8, False)])
+def test_more_than_half_of_the_layers_is_most(dead, is_told):
+    names = [
+        f"{'body' if layer < dead else 'head'}.{layer}.{'weight' if layer < dead else 'bias'}" for layer in range(16)
+    ]
+    absmax = healthy(120)
+    absmax[:, :dead] = NO_GRADIENT
+    assert told_most(absmax, *names) == ({("not_in_graph", 49): set(range(dead))} if is_told else {})
+
+
+@pytest.mark.parametrize("cuts", [(), (529,), (200, 528, 530)])
+def test_layers_like_one_that_has_a_gradient_are_given_ten_times_as_long(cuts):
+    absmax, rules = healthy(600), Rules(unused=Unused(observations=53))
+    absmax[:, :12] = NO_GRADIENT
+    _, changes = run(Trace(absmax), rules=rules, cuts=cuts)
+    assert {(each.severity, each.step) for each in changes} == {("information", 52), ("warning", 529)}
+    absmax[450:, 3:] = healthy(150, 13)  # another domain's turn
+    assert {each.severity for each in run(Trace(absmax), rules=rules, cuts=cuts)[1]} == {"information"}
+
+
+def test_layers_that_are_not_trainable_do_not_count():
+    absmax = healthy(120)
+    names = [f"{'body' if layer < 6 else 'head'}.{layer}.{'weight' if layer < 6 else 'bias'}" for layer in range(16)]
+    absmax[:, :6], absmax[:, 6:12] = NO_GRADIENT, NOT_TRAINABLE
+    assert told_most(absmax, *names) == {("not_in_graph", 49): set(range(6))}
+
+
+def test_none_and_exact_zeros_are_told_apart():
+    absmax = healthy(120)
+    absmax[:, 3], absmax[:, 6] = NO_GRADIENT, 0
+    found = fired(run(Trace(absmax))[1], "unused")
+    assert {layer: change.evidence for layer, change in found.items()} == {3: "not_in_graph", 6: "multiplied_by_zero"}
 
 
 def test_rules_that_are_off_say_nothing():
