@@ -140,6 +140,16 @@ def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     return wire.Fact("not_optimized", text, tuple(names))
 
 
+def own_loss(names: Sequence[str]) -> wire.Fact:
+    """Return the fact of the parameters of another optimizer, whose loss is not the one that is recorded."""
+    its, theirs = ("its", "its") if len(names) == 1 else ("their", "theirs")
+    text = (
+        f"{wording.count(len(names), 'parameter', ('is', 'are'))} in another optimizer than the largest one, with "
+        f"backward passes of {its} own: the loss that is recorded is not {theirs}."
+    )
+    return wire.Fact(wire.OWN_LOSS, text, tuple(names))
+
+
 def never_cleared(names: Sequence[str], total: int, steps: int, step: int) -> wire.Fact:
     """Return the fact that no part of the loop cleared these gradients for ``steps`` steps, of ``total`` layers."""
     whose = "the gradients" if len(names) == total else f"the gradients of {wording.count(len(names), 'parameter')}"

@@ -125,6 +125,12 @@ CAUSES: Mapping[str, Cause] = {
         "whole network changed.",
         "whole_model",
     ),
+    "own_loss_fall": Cause(
+        "These parameters are in another optimizer and have backward passes of their own. Their loss is not on record, "
+        "so whether it explains the fall cannot be told from here: if it came down as well, their part of the training "
+        "converges. If it did not, weights behind them have gone, or a factor in front of that loss changed.",
+        "whole_model",
+    ),
     "after_explosion": Cause(
         "Gradients of other layers exploded around the same steps: that comes first. A step that large moves weights "
         "to where others have no gradient.",

@@ -55,6 +55,10 @@ REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED, FLOAT16_GRADIENTS,
 LAUNCH_FACTS = frozenset({NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
 """Codes of facts about one launch: the next one may have another loop, or another precision."""
 
+OWN_LOSS = "own_loss"
+"""Code of the fact that lists the parameters of which no loss is on record: another optimizer's, with backward passes
+of their own."""
+
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""
 

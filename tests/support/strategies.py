@@ -111,6 +111,7 @@ SAID = (
     wire.Fact("fp16_without_scaler", "", ()),
     wire.Fact("clip_before_unscale", "", ()),
     wire.Fact("not_optimized", "", (lora(3)[2].name,)),
+    wire.Fact(wire.OWN_LOSS, "", (lora(3)[3].name, lora(3)[4].name, lora(3)[5].name)),
     wire.Fact("never_cleared", "", (lora(3)[3].name,)),
     wire.Fact("fp16_gradients", "", (lora(3)[0].name,)),
     wire.Fact("fp16_limit", "", (lora(3)[5].name,)),

@@ -39,6 +39,9 @@ Optimizer = torch.optim.Optimizer
 PASSES_WITHOUT_STEP = 64
 """Backward passes after which a loop without an optimizer is reported: more than most windows have."""
 
+OWN_LOSSES = 3
+"""Samples in a row of another optimizer from passes of its own: its first one or two may have come before hooks."""
+
 
 class Recorder:
     """Follows all optimizers, each with a tracker; :class:`gradcanary.tracking.optimizers.Hooks` calls it."""
@@ -85,6 +88,8 @@ class Recorder:
         """The last sample of each other optimizer, for the present record."""
         self._early: dict[OptimizerTracker, Sample] = {}
         """Samples for the next record."""
+        self._own_losses: dict[OptimizerTracker, int] = {}
+        """Samples in a row of each other optimizer from passes of its own."""
         self.stepped_at: float | None = None
 
     # -- what the hooks call -------------------------------------------------------------------------------------
@@ -101,6 +106,8 @@ class Recorder:
             if tracker not in trackers.values():
                 tracker.sampler.sums.end()
         self.layers, self._trackers = layers, trackers
+        self.facts[:] = [fact for fact in self.facts if fact.code != wire.OWN_LOSS]
+        self._own_losses.clear()
         self.clock.has_layers = True
         for key, owned in owned_layers.items():
             trackers[key].follow(owned, layers)
@@ -381,8 +388,19 @@ class Recorder:
         if sample is None or leading is None:
             return
         sample.is_joint = tracker.has_pass_of(leading)
+        self._note_own_loss(tracker, is_joint=sample.is_joint)
         is_early = leading.window.state is STEPPED and not sample.is_joint
         (self._early if is_early else self._present)[tracker] = sample
+
+    def _note_own_loss(self, tracker: OptimizerTracker, *, is_joint: bool) -> None:
+        """Report an optimizer whose gradients come from passes in which the main one has no part, once that is usual.
+
+        Its loss is never recorded: what the main one's says must explain nothing of it.
+        """
+        seen = self._own_losses[tracker] = 0 if is_joint else self._own_losses.get(tracker, 0) + 1
+        if seen == OWN_LOSSES and self.layers is not None:
+            layers = self.layers.layer_set.layers
+            self.add_fact(facts.own_loss([layers[number].name for number in tracker.sampler.layers]))
 
     def _collect_samples(self, leading: OptimizerTracker) -> list[Sample]:
         """Return the samples of all optimizers, the main one's first; an optimizer without one gets an empty one."""

@@ -75,7 +75,7 @@ _CODES = {
         "follows": "unknown_fall",
         DEFAULT: "low_when_joined",
     },
-    "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
+    "scale_drop": {"own_loss": "own_loss_fall", "information": "converged", DEFAULT: "common_fall"},
     "loss_scale": {DEFAULT: "scale_fell"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
@@ -102,17 +102,9 @@ _CODES = {
 """Causes by rule and by evidence or severity; the first one counts."""
 
 _BY_SETTINGS = {
-    *(
-        "exponential_fall",
-        "lora_partner",
-        "whole_blocks",
-        "parameter_group",
-        "rate_jump",
-        "unknown_fall",
-        "common_fall",
-    ),
+    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
     *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
-    *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all"),
+    *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all", "exponential_fall", "own_loss_fall"),
     *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),
 }
 """Causes that a setting explains better, if there is one: they name where it shows."""

@@ -178,6 +178,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
+    ("scale_drop", "own_loss"): Words(
+        "all gradients of a loss that is not on record fell together {at}",
+        "all gradients that come from a loss which is not on record became {smaller} {at}",
+    ),
     ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
     ("loss_scale", None): Words("{scale_fell}", "{scale_fell}{scale_when}"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
@@ -312,8 +316,9 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     if incident.rule == "loss_scale":
         return {None: []}
     if incident.rule == "scale_drop":
-        kind = {"warning": "no_loss", "critical": "all_zeros"}.get(incident.severity, "")
-        return {kind if kind in {each.evidence for each in members.values()} else incident.severity: []}
+        known = {each.evidence for each in members.values()}
+        kinds = {"warning": ("no_loss", "own_loss"), "critical": ("all_zeros",)}.get(incident.severity, ())
+        return {next((kind for kind in kinds if kind in known), incident.severity): []}
     if incident.crash is not None:
         return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:

@@ -68,10 +68,10 @@ class CollapseDetector(Detector):
         if not span.is_comparable or not self.context.is_low[span.begin : span.end].any():
             return len(span)
         falls, steps = span.falls, span.samples.steps
-        common_fall, may_vote = np.full(len(steps), np.nan), np.zeros(len(steps), np.bool_)
+        common_fall, may_vote = np.full((len(steps), 1), np.nan), np.zeros(len(steps), np.bool_)
         if span.is_watched:
-            common_fall = find_common_fall(falls, self.config)
-            may_vote = np.isinf(common_fall)  # ``zero_counts`` is exact only for single steps
+            common_fall = self._by_layer(*find_common_falls(falls, self.config, self.context.own_loss))
+            may_vote = any_layer(np.isinf(common_fall))  # ``zero_counts`` is exact only for single steps
         may_vote |= any_layer(self._vote_by_fall(falls, common_fall))
         siblings = self._sibling_levels(falls.sample, grace_over=span.grace_over)
         may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, siblings))
@@ -104,17 +104,21 @@ class CollapseDetector(Detector):
         """Yield votes by evidence that low layers were higher before."""
         sample, state, columns = step.sample, self.state, self.config.columns
         siblings = step.siblings = self._sibling_levels(sample, grace_over=state.progress.grace_over)
-        if state.progress.scale_severity == INFORMATION:
+        own_loss, common_fall = self.context.own_loss, self._by_layer(step.common_fall, step.own_fall)
+        is_explained = state.progress.scale_severity == INFORMATION
+        if is_explained and own_loss is None:
             return  # The loss explains why all gradients are small.
+        # It does not explain those of another loss.
+        judged = own_loss if is_explained and own_loss is not None else np.ones(len(columns), np.bool_)
         if sample.clipped and state.scores.firing[signals.EXPLOSION].any():
             return  # One exploding layer makes the clip shrink all others.
         baseline = state.baselines.levels(columns)
         zero_counts = find_zero_counts(state.activity, self.config, state.scores.firing[:, columns])
         falls = Falls(sample, baseline, baseline - sample.level, state.alive[columns], zero_counts)
         # A layer that stays under ``exit`` never recovers: without this one bad step a month would add up.
-        is_not_zero = sample.is_measured & ~sample.zero
-        is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(step.common_fall)
-        votes = self._vote_by_fall(falls, step.common_fall)
+        is_not_zero = sample.is_measured & ~sample.zero & judged
+        is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(common_fall)
+        votes = self._vote_by_fall(falls, common_fall) * judged
         straight = self._falls_straight(falls, votes)
         had_fallen = bool(state.scores.firing[signals.FALL].any())
         yield self.vote(signals.FALL, step, np.where(straight, np.minimum(votes, 0), votes), decays=is_judged)
@@ -122,10 +126,18 @@ class CollapseDetector(Detector):
             least = self.config.vanished.observations
             state.activity.was_dense[columns] = state.activity.regular(columns, DENSE_SHARE, least)
         yield self.vote(signals.STRAIGHT, step, np.where(straight, votes, np.minimum(votes, 0)), decays=is_judged)
-        yield self.vote(signals.FOLLOWS, step, self._vote_by_following(falls, step.common_fall), decays=is_judged)
-        votes = self._vote_by_siblings(falls, step.common_fall, siblings)
+        follows = self._vote_by_following(falls, common_fall) * judged
+        yield self.vote(signals.FOLLOWS, step, follows, decays=is_judged)
+        votes = self._vote_by_siblings(falls, common_fall, siblings) * judged
         yield self.vote(signals.SIBLINGS, step, votes, decays=is_not_zero)
-        yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)))
+        yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)) * judged)
+
+    def _by_layer(self, common_fall: Floats, own_fall: Floats) -> Floats:
+        """Return the common fall that each layer is compared with, [..., L], or [..., 1] if it is the same for all."""
+        own_loss = self.context.own_loss
+        if own_loss is None:
+            return np.asarray(common_fall)[..., None]
+        return np.where(own_loss, np.asarray(own_fall)[..., None], np.asarray(common_fall)[..., None])
 
     def _vote_by_fall(self, falls: Falls, common_fall: Floats) -> Votes:
         """Vote +1 where a layer is low, far under its baseline, and fell farther than all together and most others.
@@ -136,7 +148,7 @@ class CollapseDetector(Detector):
         sample, decades, config = falls.sample, falls.decades, self.config
         is_low = (sample.absmax < config.enter) & (falls.zero_counts | ~sample.zero)
         with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
-            fell = is_low & (decades >= config.fall) & (decades - common_fall[..., None] >= config.over_common)
+            fell = is_low & (decades >= config.fall) & (decades - common_fall >= config.over_common)
         if fell.any():
             is_omitted = fell | sample.zero | (falls.baseline <= config.enter_level)
             median = _median(np.where(is_omitted, np.nan, decades))[..., None]
@@ -184,7 +196,7 @@ class CollapseDetector(Detector):
         collapsed. A layer with an accepted baseline is compared with its own past only.
         """
         sample, config = falls.sample, self.config
-        own = config.by_fall & (falls.decades >= config.fall) & ~np.isnan(common_fall[..., None])
+        own = config.by_fall & (falls.decades >= config.fall) & ~np.isnan(common_fall)
         unused = sample.zero & (np.isnan(falls.decades) | ~falls.zero_counts)
         with np.errstate(divide="ignore", invalid="ignore"):
             under = np.log10(siblings) - sample.level >= config.siblings
@@ -266,6 +278,14 @@ def find_common_fall(falls: Falls, config: LayerRules) -> Floats:
     counted, rank, is_known = _counted_layers(falls, config)
     ordered = np.partition(np.where(counted, decades, np.inf), np.unique(rank), axis=-1)
     return np.where(is_known, np.take_along_axis(ordered, rank[..., None], axis=-1)[..., 0], np.nan)
+
+
+def find_common_falls(falls: Falls, config: LayerRules, own_loss: Mask | None) -> tuple[Floats, Floats]:
+    """Return the common falls of the layers whose loss is on record, and of those with a loss of their own."""
+    if own_loss is None:
+        common_fall = find_common_fall(falls, config)
+        return common_fall, np.full_like(common_fall, np.nan)
+    return find_common_fall(falls.of(~own_loss), config), find_common_fall(falls.of(own_loss), config)
 
 
 def common_fall_reaches(falls: Falls, config: LayerRules, limits: tuple[float, ...]) -> tuple[list[Mask], Mask]:

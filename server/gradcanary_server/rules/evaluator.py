@@ -198,5 +198,6 @@ def _evidence(step: Step, columns: np.ndarray) -> StepEvidence:
         absmax=sample.absmax,
         siblings=step.siblings,
         common_fall=None if np.isnan(fall) else fall,
+        own_fall=float(step.own_fall) if step.is_own_fall else None,
         values={} if sample.skipped else sample.values,
     )

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradcanary_server.rules import baselines, collapse, signals
-from gradcanary_server.rules.signals import INFORMATION, MAX_WEIGHT_IDLE, NOTHING, Vote
+from gradcanary_server.rules.signals import INFORMATION, MAX_WEIGHT_IDLE, NOTHING, WARNING, Vote
 from gradcanary_server.rules.state import LOSSES, Progress
 from gradcanary_server.rules.steps import Detector, Falls, Span, Step, first_true, is_regular
 from gradcanary_server.rules.types import NO_FALL, SEVERITIES, CommonFall, Floats, Ints, Mask, Severity
@@ -62,9 +62,15 @@ class ScaleDropDetector(Detector):
         if not span.is_watched or not rule.enabled:
             return len(span)
         limits = (rule.common_decades, GRADUAL_SHARE * rule.common_decades)
-        (is_common, is_far), is_known = collapse.common_fall_reaches(span.falls, self.config, limits)
+        own_loss = self.context.own_loss
+        falls = span.falls if own_loss is None else span.falls.of(~own_loss)
+        (is_common, is_far), is_known = collapse.common_fall_reaches(falls, self.config, limits)
         span.far = is_far, is_known
-        return first_true(is_common & is_known)
+        may_vote = is_common & is_known
+        if own_loss is not None:
+            (is_own,), is_own_known = collapse.common_fall_reaches(span.falls.of(own_loss), self.config, limits[:1])
+            may_vote |= is_own & is_own_known
+        return first_true(may_vote)
 
     def skip(self, span: Span) -> None:
         if not span.is_watched:
@@ -89,7 +95,13 @@ class ScaleDropDetector(Detector):
             state.progress = replace(state.progress, loss_level=median_loss(state.losses))
         zero_counts = is_regular(state.activity, config)
         falls = Falls(sample, baseline, baseline - sample.level, state.alive[columns], zero_counts)
-        step.common_fall = collapse.find_common_fall(falls, config)
+        own_loss = self.context.own_loss
+        step.common_fall, step.own_fall = collapse.find_common_falls(falls, config, own_loss)
+        if own_loss is not None:
+            is_low = sample.absmax[own_loss & sample.is_measured] < config.enter[own_loss & sample.is_measured]
+            step.is_own_fall = bool(step.own_fall >= self.context.rules.scale_drop.common_decades) and bool(
+                is_low.all()
+            )
         if self.context.rules.scale_drop.enabled:
             yield from self._observe_fall(step, float(step.common_fall))
 
@@ -101,15 +113,21 @@ class ScaleDropDetector(Detector):
         """
         sample, state, limit = step.sample, self.state, self.context.rules.scale_drop.common_decades
         state.progress = track_common_fall(state.progress, sample.step, sample.every, decades, limit)
-        if math.isnan(decades):
+        if math.isnan(decades) and not step.is_own_fall:
             return
-        is_fall, is_small = decades >= limit, decades < min(SMALL_DECADES, limit)
+        is_known_fall = decades >= limit
+        is_fall = is_known_fall or step.is_own_fall
+        # Both have to be small: missing data and a fall between the limits decide nothing.
+        least = min(SMALL_DECADES, limit)
+        is_small = decades < least and not step.own_fall >= least
         fire_after = self.context.rules.collapse.fire_after_steps
         yield self.run_vote(signals.SCALE_DROP, sample.step, sample.every, is_fall - is_small, fire_after)
         fires = bool(state.of_run.firing[signals.SCALE_DROP, 0])
         current, severity = max(state.progress.scale_severity, INFORMATION), NOTHING
-        if is_fall:
+        if is_known_fall:
             severity = SEVERITIES.index(rate_fall(decades, state.losses, state.progress))
+        if step.is_own_fall:
+            severity = max(severity, WARNING)
         if is_fall or not fires:
             worse = 1 if severity > current else -1
             yield self.run_vote(signals.SCALE_WORSE, sample.step, sample.every, worse, fire_after)

@@ -221,12 +221,23 @@ class Context:
         norms = self.samples.values.get("weight_norm")
         self.weight_norms = norms if norms is None else norms.reshape(self.batch.absmax.shape)
         """Norms of the weights at each step, float32[n, L], NaN where not measured; None = of no layer."""
+        self.own_loss = find_own_loss(self.launch)
+        """Layers whose gradients come from a loss that is not on record, bool[L]; None = no layers."""
         self.low: Mask = (self.batch.absmax < self.config.enter) & self.config.enabled
         """Layers under ``enter`` at each step, bool[n, L]."""
         self.is_low = any_layer(self.low)
         """Steps at which any layer is low."""
         self.all_have_gradient: Mask = np.asarray(self.batch.has_gradient.all(axis=1))
         """Steps at which every layer had a gradient."""
+
+
+def find_own_loss(launch: Launch) -> Mask | None:
+    """Return the layers that agents reported to have backward passes of their own, bool[L], None if there are none."""
+    names = {name for fact in launch.facts if fact.code == wire.OWN_LOSS for name in fact.layers}
+    if not names:
+        return None
+    own_loss = np.array([layer.name in names for layer in launch.layers], np.bool_)
+    return own_loss if own_loss.any() and not own_loss.all() else None
 
 
 class Falls(NamedTuple):
@@ -241,6 +252,10 @@ class Falls(NamedTuple):
     decades: Floats
     alive: Mask
     zero_counts: Mask
+
+    def of(self, layers: Mask) -> Falls:
+        """Return the falls in which only these layers are alive, bool[L]: they alone have a fall in common."""
+        return self._replace(alive=self.alive & layers)
 
 
 class Span:
@@ -295,14 +310,17 @@ class Step:
     """One step and the results of earlier detectors at it.
 
     ``exploding`` bool[L] are layers that set no baseline now; ``common_fall`` is the decades that all layers fell, NaN
-    while unknown; ``siblings`` float64[L] is the level of each layer's siblings, NaN = unknown;
-    ``has_changed`` is True if something fires, or has another severity, without a vote.
+    while unknown, of the layers whose loss is on record; ``own_fall`` is that of the others, and ``is_own_fall`` that
+    it counts; ``siblings`` float64[L] is the level of each layer's siblings, NaN = unknown; ``has_changed`` is
+    True if something fires, or has another severity, without a vote.
     """
 
     def __init__(self, sample: Sample, nothing: tuple[Mask, Floats]) -> None:
         self.sample = sample
         self.exploding, self.siblings = nothing
         self.common_fall: Floats = UNKNOWN_FALL
+        self.own_fall: Floats = UNKNOWN_FALL
+        self.is_own_fall = False
         self.has_changed = False
 
 

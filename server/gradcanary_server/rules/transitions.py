@@ -38,7 +38,8 @@ class FiringSet:
 @dataclass(frozen=True)
 class StepEvidence:
     """Measurements of a step: ``absmax`` and ``siblings`` (the level of each layer's) belong to the layers at
-    ``columns``, NaN = unknown; ``common_fall`` is the decades that all layers fell.
+    ``columns``, NaN = unknown; ``common_fall`` is the decades that all layers fell, ``own_fall``
+    those of layers with a loss of their own, if they fell together.
     """
 
     step: int
@@ -47,6 +48,7 @@ class StepEvidence:
     absmax: Floats = field(default_factory=lambda: np.zeros(0))
     siblings: Floats = field(default_factory=lambda: np.zeros(0))
     common_fall: float | None = None
+    own_fall: float | None = None
     values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def of_layer(self, rule: str, layer: int) -> tuple[float | None, float | None]:
@@ -120,7 +122,8 @@ def _severities(rule: str, state: RuleState) -> Votes:
 
 
 def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
-    value = evidence.common_fall if rule == "scale_drop" else None
+    is_own = severity == WARNING and evidence.own_fall is not None
+    value = (evidence.own_fall if is_own else evidence.common_fall) if rule == "scale_drop" else None
     since = int(state.of_run.since[RUN_RULES[rule].row, 0])
     jumps = _recent_jumps(state, since, evidence)
     return Transition(
@@ -131,19 +134,24 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
         severity=SEVERITIES[severity],
         since_step=since,
         value=value,
-        evidence=_run_evidence(rule, severity, state, value),
+        evidence=_run_evidence(rule, severity, state, evidence),
         jumps=jumps,
         scale_fall=state.progress.scaler.fall(evidence.step),
     )
 
 
-def _run_evidence(rule: str, severity: int, state: RuleState, common_fall: float | None) -> Evidence | None:
+def _run_evidence(rule: str, severity: int, state: RuleState, evidence: StepEvidence) -> Evidence | None:
     """Return what is known of the loss: that there is none for a fall, or its course before it was not finite.
 
     Of gradients that are all zero it is that the loss does not explain them, though it may have fallen.
     """
+    common_fall = evidence.common_fall
+    if rule == "loss_scale":
+        return None
     if rule == "nonfinite":
         return explosion.course_before_nonfinite(state.losses)
+    if severity == WARNING and evidence.own_fall is not None:
+        return "own_loss"
     if severity == CRITICAL and common_fall == math.inf:
         return "all_zeros"
     is_unknown = severity == WARNING and not scale_drop.knows_loss(state.losses, state.progress)

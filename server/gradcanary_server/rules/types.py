@@ -54,6 +54,7 @@ Evidence = Literal[
     "no_step",
     "lost_rank",
     "no_loss",
+    "own_loss",
     "loss_rose",
     "loss_steady",
 ]

@@ -130,6 +130,30 @@ def test_two_optimizers_of_one_backward(collector: Recorded, order: tuple[int, i
         assert collector.metric("clip_factor")[step] == pytest.approx(1e-3 / totals[step], rel=1e-3)
         assert collector.metric("loss")[step] == pytest.approx(losses[2 * step] + losses[2 * step + 1])
         assert set(collector.states()[step].values()) == {"measured"}
+    assert collector.facts("own_loss") == []
+
+
+@pytest.mark.parametrize("critics", [1, 3])
+@pytest.mark.parametrize("is_detached", [True, False], ids=["detached", "through"])
+def test_parameters_whose_loss_is_not_recorded_are_reported(
+    collector: Recorded, critics: int, *, is_detached: bool
+) -> None:
+    """Those of the smaller optimizer of a GAN."""
+    pair = Pair(generator=64, discriminator=8)
+    optimizers = torch.optim.Adam(pair.g.parameters()), torch.optim.Adam(pair.d.parameters())
+    with gradcanary.watch(pair, url=collector.url, run="gan"):
+        for _ in range(2 * STEPS):
+            for _ in range(critics):
+                fake = pair.g(torch.randn(8, 4))
+                pair.d.zero_grad()
+                (pair.d(fake.detach() if is_detached else fake).mean() - pair.d(torch.randn(8, 8)).mean()).backward()
+                optimizers[1].step()
+            pair.g.zero_grad()
+            (-pair.d(pair.g(torch.randn(8, 4))).mean()).backward()
+            optimizers[0].step()
+    names = [f"d.{name}" for name, _ in pair.d.named_parameters()]
+    # A pass that goes on through the generator is one of the main optimizer's, too.
+    assert [fact["layers"] for fact in collector.facts("own_loss")] == ([names] if is_detached else [])
 
 
 def test_an_optimizer_that_stops_says_nothing_more(collector: Recorded) -> None:

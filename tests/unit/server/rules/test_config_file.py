@@ -27,6 +27,7 @@ rules:
   second_moments: {notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
+  loss_scale: {}
   not_optimized: {}
   never_cleared: {}
   silent: {after_s: 300, intervals: 10}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gradcanary import wire
 from gradcanary_server.rules.config import Rules, ScaleDrop
 from support.traces import Trace, fired, healthy, launch, run
 
@@ -222,3 +223,49 @@ def test_a_loss_that_explains_later_does_not_lower_the_severity():
     _, changes = run(Trace(absmax, loss=loss))
     assert set(fired(changes)) == {6}
     assert [change.severity for change in changes if change.rule == "scale_drop"] == ["critical"]
+
+
+OTHERS = slice(10, None)
+"""Layers of another optimizer, with a loss of its own."""
+
+
+def of_two_losses():
+    layers = launch().layers
+    return launch(facts=(wire.Fact(wire.OWN_LOSS, "", tuple(layer.name for layer in layers[OTHERS])),))
+
+
+def both(of_main: float, of_others: float, rows: int = 500) -> np.ndarray:
+    """Gradients that fall by these factors from step 250 on."""
+    absmax = healthy(rows)
+    absmax[250:, :10] *= of_main
+    absmax[250:, OTHERS] *= of_others
+    return absmax
+
+
+@pytest.mark.parametrize(
+    ("factors", "told"),
+    [
+        ((1e-3, 1e-3), [("information", None), ("warning", "own_loss")]),  # the loss explains only its own
+        ((1e-3, 1.0), [("information", None)]),
+        ((1.0, 1e-3), [("warning", "own_loss")]),
+        ((1.0, 0.0), [("warning", "own_loss")]),
+        ((1.0, 0.025), []),  # they fell, and are over a threshold that says small
+    ],
+)
+@pytest.mark.parametrize("cuts", [(), (251, 260, 300)])
+def test_a_loss_explains_no_fall_of_another_optimizer(factors, told, cuts):
+    _, changes = run(Trace(both(*factors), loss=losses(2e-3)), of_two_losses(), cuts=cuts)
+    assert {each.rule for each in changes} <= {"scale_drop"}
+    found = [(each.severity, each.evidence) for each in changes]
+    assert found[-1:] == told[-1:]
+    assert set(found) <= set(told)
+
+
+def test_one_layer_of_another_optimizer_collapses_while_the_loss_explains_the_main_ones():
+    absmax = both(1e-3, 1.0)
+    absmax[260:, 12] *= 1e-4
+    _, changes = run(Trace(absmax, loss=losses(2e-3)), of_two_losses())
+    assert {(each.rule, each.layer, each.severity) for each in changes} == {
+        ("scale_drop", None, "information"),
+        ("collapse", 12, "critical"),
+    }
