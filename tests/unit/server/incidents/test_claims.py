@@ -56,7 +56,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
         "undone updates",
         "changed by the optimizer and (has|have) the old weights again",
     ),
-    ("no_update", "too_fine"): ("weights that do not move", "none of the compared weights changed .*: a step is finer"),
+    ("no_update", "too_fine"): ("weights that do not move", "steps finer than the precision of (its|their) weights"),
     ("no_update", "unmoved"): ("weights that do not move", "none of the compared weights changed in a step"),
     ("no_update", "no_rate"): ("a learning rate of zero", "gradients, and a learning rate of zero in all steps"),
     ("no_update", "slow"): ("hardly any updates", "updates that change .* far less than the learning rate"),
