@@ -226,9 +226,8 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_weights",
     ),
     "clip_limit": Cause(
-        "Steps are smaller than half of the distance between two neighbouring numbers of these weights, so rounding "
-        "undoes nearly all of them. Gradients are clipped in these steps: a limit that is far too low leaves next to "
-        "nothing of them.",
+        "Gradients are clipped, and a limit that is far too low leaves next to nothing of them. So steps are as small, "
+        "or smaller than half of the distance between two neighbouring numbers of these weights, and are rounded away.",
         "clip_limit",
     ),
     "lost_update": Cause(
@@ -258,10 +257,6 @@ CAUSES: Mapping[str, Cause] = {
         "An optimizer like Adam divides by the size of the gradients plus eps, and so moves weights by about the "
         "learning rate. These moved by a small part of it from the start: eps is far larger than their gradients.",
         "epsilon",
-    ),
-    "small_clip": Cause(
-        "Gradients are clipped to a norm that leaves next to nothing of them, so steps are as small.",
-        "small_clip",
     ),
     "hardly_moves": Cause(
         "The updates of all parameters are next to nothing. Which of these it is cannot be known from here: a learning "

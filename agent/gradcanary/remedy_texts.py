@@ -97,8 +97,8 @@ _FP32_WEIGHTS = (
 )
 _CLIP_LIMIT = (
     "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
-    "limit, raise the limit to a norm that only outliers reach: 1 is usual. If the limit is right, keep float32 master "
-    "weights under autocast, or use an optimizer that rounds stochastically."
+    "limit, raise the limit to a norm that only outliers reach: 1 is usual. If the limit is right and the weights are "
+    "in low precision, keep float32 master weights under autocast."
 )
 _LOST_UPDATE = (
     "Look for code of the loop that writes weights: load_state_dict, copy_, .data, a swap with averaged weights. "
@@ -114,10 +114,6 @@ _UNMOVED = (
     "or tiny, look for what clears or scales gradients before the step. If not, compare a weight before and after it."
 )
 _EPSILON = "Set eps back to its default, 1e-8 for Adam, or far under the size of the gradients."
-_SMALL_CLIP = (
-    "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
-    "that only outliers reach: 1 is usual."
-)
 _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the weights are float32 under autocast."
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
@@ -156,7 +152,6 @@ TEXTS: Mapping[str, str] = {
     "cannot_move": _CANNOT_MOVE,
     "unmoved": _UNMOVED,
     "epsilon": _EPSILON,
-    "small_clip": _SMALL_CLIP,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
 }
@@ -177,7 +172,6 @@ CODE: Mapping[str, str] = {
     "cannot_move": _PRINT_SETTINGS,
     "unmoved": _PRINT_SETTINGS,
     "epsilon": _PRINT_SETTINGS,
-    "small_clip": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,

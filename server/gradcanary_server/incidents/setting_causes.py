@@ -166,7 +166,7 @@ def find_update_cause(
     if code == "rate_zero":
         return SettingCause(code, "lr", f"the learning rate{of_groups} has been 0 in each step of this launch")
     if clip is not None and (code in ("unmoved", "hardly_moves") or (code == "epsilon" and not is_large)):
-        return clip._replace(code="small_clip")
+        return clip
     if code == "epsilon" or (code == "moves_less" and is_large):
         return SettingCause("epsilon", "eps", f"eps{of_groups} is {exact(eps)}") if eps is not None else None
     if code == "cannot_move" and rate is not None:

@@ -124,7 +124,7 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{layers} {have} gradients, and a learning rate of zero in all steps {since}",
     ),
     ("no_update", "slow"): Words(
-        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer moves weights, {{since}}"
+        _HARDLY, f"{_CHANGED}, far less than {{their}} optimizer makes of the learning rate and the gradient, {{since}}"
     ),
     ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
     ("no_update", "apart"): Words(

@@ -59,7 +59,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("no_update", "too_fine"): ("weights that do not move", "steps finer than the precision of (its|their) weights"),
     ("no_update", "unmoved"): ("weights that do not move", "none of the compared weights changed in a step"),
     ("no_update", "no_rate"): ("a learning rate of zero", "gradients, and a learning rate of zero in all steps"),
-    ("no_update", "slow"): ("hardly any updates", "updates that change .* far less than the learning rate"),
+    ("no_update", "slow"): ("hardly any updates", "updates that change .* far less than (its|their) optimizer"),
     ("no_update", "tiny"): ("hardly any updates", "updates that change (its|their) weights by"),
     ("no_update", "apart"): ("far smaller updates than all others", "updates decades smaller than those of all others"),
     ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
