@@ -97,8 +97,7 @@ _FP32_WEIGHTS = (
 )
 _CLIP_LIMIT = (
     "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
-    "limit, raise the limit to a norm that only outliers reach: 1 is usual. If the limit is right and the weights are "
-    "in low precision, keep float32 master weights under autocast."
+    "limit, raise the limit to a norm that only outliers reach: 1 is usual."
 )
 _LOST_UPDATE = (
     "Look for code of the loop that writes weights: load_state_dict, copy_, .data, a swap with averaged weights. "
@@ -168,7 +167,7 @@ CODE: Mapping[str, str] = {
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
     "lost_update": _PRINT_WEIGHTS,
-    "rate_zero": _PRINT_GROUPS,
+    "rate_zero": "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], len(g['params']))",
     "cannot_move": _PRINT_SETTINGS,
     "unmoved": _PRINT_SETTINGS,
     "epsilon": _PRINT_SETTINGS,
