@@ -16,7 +16,7 @@ DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
 BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
-.PHONY: demo test test-all test-gpu check detection words loops benchmarks browser screenshots clean
+.PHONY: demo test test-all test-gpu check detection words public-loops loops benchmarks browser screenshots clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -49,6 +49,11 @@ detection: $(VENV)/.product
 # All that is said of 20 jobs, beside their truth; status 1: a sentence is false. ARGS='--jobs lr_times_6000' for one.
 words: $(VENV)/.product
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m words.report $(ARGS)
+
+# Loops of nanoGPT, Hugging Face's Trainer and diffusers, unchanged and with faults; needs checkouts: NANOGPT=... DIFFUSERS=...
+public-loops: $(VENV)/.development
+	$(BIN)/$(INSTALL) '$(TORCH)' --group public-loops
+	PYTHONPATH=$(CURDIR)/tests OMP_NUM_THREADS=1 $(BIN)/python -m public_loops.report $(ARGS)
 
 loops: $(VENV)/.development
 	$(BIN)/python tests/support/agent/loop_table.py

@@ -1,6 +1,6 @@
 """Facts about the session's own numbers: those that are missing, and those that need an explanation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gradcanary import wire, wording
 
@@ -86,7 +86,7 @@ PRINTED = {
     "compiled_step",
     "compiled_steps",
     "cuda_graph",
-    "fp16_without_scaler",
+    wire.FLOAT16_WITHOUT_SCALER,
     "late_process_group",
     "lazy_device",
     "no_step",
@@ -99,12 +99,36 @@ MOST_NAMES = 200
 """Names in the fact of frozen parameters: each hello and each answer about the run carries them."""
 
 NO_SCALER = wire.Fact(
-    code="fp16_without_scaler",
+    code=wire.FLOAT16_WITHOUT_SCALER,
     text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "
     "optimizer: small gradients are lost unless the loop scales its loss itself. torch.amp.GradScaler does that; "
     "bfloat16 and float32 do not need it.",
     layers=(),
 )
+
+
+def merged(before: Iterable[wire.Fact], new: Sequence[wire.Fact]) -> tuple[wire.Fact, ...]:
+    """Return the facts with new ones, each once; of some codes the last fact counts."""
+    replaced = wire.REPLACED_FACTS.intersection(fact.code for fact in new)
+    return tuple(dict.fromkeys((*(fact for fact in before if fact.code not in replaced), *new)))
+
+
+def float16_gradients(names: Sequence[str], step: int) -> wire.Fact:
+    """Return the fact that the values of gradients show that they are computed in float16."""
+    text = (
+        f"At step {step:,}, the gradients of {wording.count(len(names), 'layer')} were float32 tensors of numbers "
+        "computed in float16: each small element was a multiple of its smallest number."
+    )
+    return wire.Fact(wire.FLOAT16_GRADIENTS, text, tuple(names))
+
+
+def float16_limit(names: Sequence[str], step: int) -> wire.Fact:
+    """Return the fact that the smallest number of float16 cuts gradients off."""
+    text = (
+        f"At step {step:,}, most of what was not zero in the gradients of {wording.count(len(names), 'layer')} was "
+        "under 2^-20, where float16 has 4 bits or fewer: what is under 2^-25 becomes zero."
+    )
+    return wire.Fact(wire.FLOAT16_LIMIT, text, tuple(names))
 
 
 def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
@@ -114,6 +138,13 @@ def not_optimized(names: Sequence[str], step: int) -> wire.Fact:
     )
     text = f"At step {step:,}, {count} received gradients, and no optimizer held {them}."
     return wire.Fact("not_optimized", text, tuple(names))
+
+
+def never_cleared(names: Sequence[str], total: int, steps: int, step: int) -> wire.Fact:
+    """Return the fact that no part of the loop cleared these gradients for ``steps`` steps, of ``total`` layers."""
+    whose = "the gradients" if len(names) == total else f"the gradients of {wording.count(len(names), 'parameter')}"
+    text = f"At step {step:,}, {whose} had not been cleared for {steps} steps: each step used the sum of all so far."
+    return wire.Fact(wire.NEVER_CLEARED, text, () if len(names) == total else tuple(names))
 
 
 def undone_updates(names: Sequence[str], step: int) -> wire.Fact:

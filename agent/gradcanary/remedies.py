@@ -95,6 +95,12 @@ CAUSES: Mapping[str, Cause] = {
         "may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
     ),
+    "exponential_fall": Cause(
+        "Each step takes the same part of these gradients away, and no weights were measured that shrank like them: a "
+        "factor falls exponentially. It is an annealed loss weight, or weights that decay, or their part of the loss "
+        "is being learnt; gradients alone cannot tell which.",
+        "falling_factor",
+    ),
     "under_siblings": Cause(
         "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
         "gradients vanish with depth, or a gate or scale near zero stands before them.",
@@ -128,6 +134,11 @@ CAUSES: Mapping[str, Cause] = {
         "Other layers lost their gradient altogether around the same steps: look there first, these may lie behind "
         "them.",
         "flow",
+    ),
+    "beside_collapse": Cause(
+        "Layers beside these collapsed in the steps before: look there first. Whatever took their gradients away may "
+        "change those of their neighbours, too.",
+        "small",
     ),
     "exploding": Cause(
         "The gradients of these layers are far over what they were, and the loss is not: an outlier in the data, a "
@@ -173,6 +184,18 @@ CAUSES: Mapping[str, Cause] = {
         "activation behind them is zero for every input, or weights that they are multiplied with are.",
         "factor",
     ),
+    "not_in_graph": Cause(
+        "These parameters have no gradient at all, so the loss does not depend on them: the forward pass does not call "
+        "their modules, or a .detach(), torch.no_grad() or a conversion to numbers stands between them and the loss. "
+        "Adapters may be disabled, or put on modules that are not called.",
+        "flow",
+    ),
+    "multiplied_by_zero": Cause(
+        "Backward passes reach these parameters, and their gradient is exactly zero, not missing: on the way to the "
+        "loss they are multiplied by zero. The factor may be a gate, a mask, a weight of the loss, the weights behind "
+        "them, or the slope of an activation.",
+        "zero_factor",
+    ),
     "idle_for_long": Cause(
         "These layers are used now and then, such as experts that a router chooses, and have not been used for longer "
         "than ever before: the router may have given them up, or the data that needs them is not there.",
@@ -181,6 +204,12 @@ CAUSES: Mapping[str, Cause] = {
     "frozen_by_script": Cause(
         "requires_grad was switched off for these layers: a stage of the training, as a rule. Nothing is wrong if "
         "that was meant.",
+        "meant",
+    ),
+    "handed_over": Cause(
+        "Similar layers, which had no gradient before, got theirs then: the training went on to another "
+        "domain, task or stage, as a rule. Gradients cannot tell that from two of them swapped by mistake. Nothing is "
+        "wrong if that was meant.",
         "meant",
     ),
     "never_used": Cause(
@@ -194,9 +223,10 @@ CAUSES: Mapping[str, Cause] = {
         "unused",
     ),
     "cancelled": Cause(
-        "Gradients reach these layers and have been exactly zero all along: the loss does not depend on them, as on a "
-        "bias that a norm or a difference cancels.",
-        "meant_zero",
+        "Gradients reach these layers and have been exactly zero all along. Either they are multiplied by zero, as by "
+        "a gate, a mask or weights, or the loss does not depend on them, as on a bias that a norm or a difference "
+        "cancels.",
+        "zero_factor",
     ),
     "lossy_sum": Cause(
         "Gradients are summed over micro-steps in a dtype that swallows small ones: an addend far under the sum "
@@ -226,8 +256,7 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_weights",
     ),
     "clip_limit": Cause(
-        "Gradients are clipped, and a limit that is far too low leaves next to nothing of them. So steps are as small, "
-        "or smaller than half of the distance between two neighbouring numbers of these weights, and are rounded away.",
+        "Gradients are clipped to a norm that leaves next to nothing of them, so steps are as small.",
         "clip_limit",
     ),
     "lost_update": Cause(
@@ -297,10 +326,30 @@ CAUSES: Mapping[str, Cause] = {
         "parameters.",
         "optimizer_parameters",
     ),
+    "kept_gradients": Cause(
+        "Nothing in the loop clears these gradients after a step: zero_grad is missing, or clears other parameters. "
+        "Each step uses the sum of all gradients so far, in which old ones outweigh the present one more and more.",
+        "clear_gradients",
+    ),
+    "after_never_cleared": Cause(
+        "Gradients are not cleared after a step, so they add up from step to step: that comes first.",
+        "clear_gradients",
+    ),
     "scaled_clip": Cause(
         "Gradients are clipped before they are unscaled, so after unscaling almost nothing is left. With Adam the "
         "loss may still look fine, because it divides by the size of gradients.",
         "unscale_first",
+    ),
+    "scale_fell": Cause(
+        "A GradScaler halves its scale after a step in which a gradient is not finite, and skips that step. It went on "
+        "doing so: gradients have grown, or an operation or weights make them infinite or NaN whatever the scale is.",
+        "nonfinite",
+    ),
+    "scale_too_low": Cause(
+        "The scale that should lift gradients over float16's smallest number has fallen so far that it does so no "
+        "longer: smaller ones are rounded to exactly zero. It fell because steps with gradients that are not finite "
+        "were skipped: look at the first of these.",
+        "nonfinite",
     ),
     "fp16_overflow": Cause(
         "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite.",

@@ -41,6 +41,19 @@ _FACTOR = (
     "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
+_CLEAR_GRADIENTS = (
+    "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Then start again: the "
+    "weights and the optimizer's averages come from the wrong sums."
+)
+_ZERO_FACTOR = (
+    "Print what these parameters are multiplied with: gates, masks, weights of the loss, and the weights behind them. "
+    "What is exactly zero on purpose must change by itself: check that it is trainable and in the optimizer. Otherwise "
+    "give it another value. Nothing is wrong if the loss should not depend on these parameters."
+)
+_FALLING_FACTOR = (
+    "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights "
+    "and inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
+)
 _MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
@@ -96,8 +109,8 @@ _FP32_WEIGHTS = (
     "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
 )
 _CLIP_LIMIT = (
-    "Print the limit of the clip (max_norm) and the norm of the gradients before it. If the norm is far above the "
-    "limit, raise the limit to a norm that only outliers reach: 1 is usual."
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
+    "that only outliers reach: 1 is usual."
 )
 _LOST_UPDATE = (
     "Look for code of the loop that writes weights: load_state_dict, copy_, .data, a swap with averaged weights. "
@@ -132,7 +145,10 @@ TEXTS: Mapping[str, str] = {
     "depth": _DEPTH,
     "small": _SMALL,
     "factor": _FACTOR,
+    "clear_gradients": _CLEAR_GRADIENTS,
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
+    "zero_factor": _ZERO_FACTOR,
+    "falling_factor": _FALLING_FACTOR,
     "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
@@ -166,6 +182,9 @@ CODE: Mapping[str, str] = {
     "optimizer_parameters": _PRINT_UNHELD,
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",
     "clip_limit": "print(torch.nn.utils.clip_grad_norm_(model.parameters(), float('inf')))   # the norm, unclipped",
+    "clear_gradients": "optimizer.step(); optimizer.zero_grad()",
+    "zero_factor": _PRINT_HELD,
+    "falling_factor": _PRINT_WEIGHTS,
     "lost_update": _PRINT_WEIGHTS,
     "rate_zero": "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], len(g['params']))",
     "cannot_move": _PRINT_SETTINGS,

@@ -35,7 +35,25 @@ STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "part
 """The index of a state is its value in the state plane of a batch."""
 
 FROZEN_PARAMETERS = "frozen_parameters"
-"""Code of the fact that says how many parameters are frozen; a newer one replaces it."""
+"""Code of the fact that says how many parameters are frozen."""
+
+NEVER_CLEARED = "never_cleared"
+"""Code of the fact that no part of the loop clears some gradients."""
+
+FLOAT16_GRADIENTS = "fp16_gradients"
+"""Code of the fact that gradients in float32 tensors are computed in float16."""
+
+FLOAT16_LIMIT = "fp16_limit"
+"""Code of the fact that most elements of gradients are among the smallest numbers of float16."""
+
+FLOAT16_WITHOUT_SCALER = "fp16_without_scaler"
+"""Code of the fact that no GradScaler scales the loss of gradients in float16."""
+
+REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
+"""Codes of facts of which a session has one at most: a newer one replaces it."""
+
+LAUNCH_FACTS = frozenset({NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
+"""Codes of facts about one launch: the next one may have another loop, or another precision."""
 
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""

@@ -30,6 +30,8 @@ INDEX = """<!DOCTYPE html>
 <link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
 THEME
 <script>
+FIRST</script>
+<script>
 (function () {
   var plotly = "/assets/PLOTLY";
   document.documentElement.dataset.plotly = plotly;
@@ -49,7 +51,10 @@ THEME
 </body>
 </html>""".replace("THEME", _THEME)
 INDEX = (
-    INDEX.replace("SHEETS", assets.SHEETS.path).replace("SCRIPTS", assets.SCRIPTS.path).replace("PLOTLY", assets.PLOTLY)
+    INDEX.replace("SHEETS", assets.SHEETS.path)
+    .replace("SCRIPTS", assets.SCRIPTS.path)
+    .replace("PLOTLY", assets.PLOTLY)
+    .replace("FIRST", assets.FIRST_SCRIPT)
 )
 
 NOWHERE = """<!DOCTYPE html>

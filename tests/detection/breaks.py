@@ -8,7 +8,7 @@ from torch.optim import SGD, AdamW
 
 from detection.case import fault
 from detection.job import Job
-from detection.models import EXAMPLES, WIDTH, Net, Reader, regression, sentences, teacher
+from detection.models import EXAMPLES, WIDTH, Net, Reader, Stood, regression, sentences, teacher
 
 
 @fault("nonfinite", ".*", since=200, truth="broke")
@@ -238,17 +238,9 @@ def bfloat16_weights_stand_still() -> Job:
         x, y = draw()
         return nn.functional.mse_loss(model(x.bfloat16()), y.bfloat16())
 
-    before: list[Tensor] = []
-
-    def happens(step: int) -> None:
-        if step == 50:
-            before.extend(each.detach().clone() for each in model.parameters())
-
-    def stood() -> dict[str, float]:
-        pairs = zip(model.named_parameters(), before, strict=True)
-        return {name: float((each == old).double().mean()) for (name, each), old in pairs}
-
-    return Job(model, AdamW(model.parameters(), lr=1e-6, weight_decay=0.0), loss, 400, happens, proof=stood)
+    stood = Stood(model, since=50)
+    optimizer = AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+    return Job(model, optimizer, loss, 400, stood.happens, proof=stood.proof)
 
 
 @fault("fp16_underflow", also=("collapse", "scale_drop", "frozen"))

@@ -22,8 +22,8 @@ class Case:
     ``rule`` is what should be said of it, empty of a healthy one; ``layers`` a regular expression of the layers that
     it should be said of, empty where only the reading tells, or it is the whole run; ``since`` the step of the fault.
     ``truth`` names the reading that has to agree (``detection.truths``), empty where only the making tells. ``also``
-    are rules that may speak, too, ``why`` is the reason of what is known to be wrong: it excuses a missed fault,
-    and no message on a healthy job.
+    are rules that may speak, too, of a healthy job only of the layers of which ``truth`` holds. ``why`` is the reason
+    of what is known to be wrong: it excuses a missed fault, and no message on a healthy job.
 
     ``instead`` are rules that name the same fault as well as ``rule`` does, ``cause`` the code of the cause that has
     to be found, ``severity`` the one that is right, ``within`` the observations after which it is late, and
@@ -86,11 +86,14 @@ def fault(
     return add
 
 
-def control(*, every: Every = 1, why: str = "") -> Callable[[Build], Build]:
-    """Make a case of a healthy job."""
+def control(
+    *, truth: str = "", also: tuple[str, ...] = (), every: Every = 1, why: str = ""
+) -> Callable[[Build], Build]:
+    """Make a case of a healthy job; rules in ``also`` may speak of what ``truth`` finds, ``why`` is the reason."""
+    assert not also or (truth and why)
 
     def add(build: Build) -> Build:
-        CONTROLS.append(Case(*_words(build), every=every, why=why))
+        CONTROLS.append(Case(*_words(build), truth=truth, also=also, every=every, why=why))
         return build
 
     return add

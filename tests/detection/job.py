@@ -117,8 +117,8 @@ def _norm(numbers: np.ndarray) -> float:
     return float(numbers @ numbers) ** 0.5
 
 
-def train(job: Job, reading: Reading, log: Callable[[float], None]) -> None:
-    """Train a job to its end; ``log`` takes a loss that the loop logs itself."""
+def train(job: Job, reading: Reading, log: Callable[[float], None], wait: Callable[[int], None] = nothing) -> None:
+    """Train a job to its end; ``log`` takes a loss that the loop logs itself, ``wait`` comes after each step."""
     for step in range(job.first_step, job.first_step + job.steps):
         reading.begin(job.model)
         job.happens(step)
@@ -137,6 +137,7 @@ def train(job: Job, reading: Reading, log: Callable[[float], None]) -> None:
             job.advance(step)
         (job.optimizer.zero_grad if job.clear is None else job.clear)()
         reading.end(job.model)
+        wait(step)
 
 
 def launches(build: Build) -> Iterator[Job]:
@@ -146,11 +147,16 @@ def launches(build: Build) -> Iterator[Job]:
     yield from [built] if isinstance(built, Job) else built
 
 
-def run(build: Build, watched: Callable[[int], AbstractContextManager[object]], path: Path) -> None:
+def run(
+    build: Build,
+    watched: Callable[[int], AbstractContextManager[object]],
+    path: Path,
+    wait: Callable[[int], None] = nothing,
+) -> None:
     """Run all launches, each in what ``watched(first_step)`` gives, and write what was read."""
     reading, proof = Reading(), {}
     for job in launches(build):
         with watched(job.first_step) as watch:
-            train(job, reading, lambda loss, watch=watch: watch.log(loss=loss))  # type: ignore[misc]
+            train(job, reading, lambda loss, watch=watch: watch.log(loss=loss), wait)  # type: ignore[misc]
         proof = job.proof()
     reading.write(path, proof)

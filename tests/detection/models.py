@@ -99,6 +99,22 @@ class Reader(nn.Module):
         return self.head(self.norm(x))
 
 
+class Stood:
+    """Measures the share of the weights of each layer that are, in the end, what they were at a step."""
+
+    def __init__(self, model: nn.Module, since: int) -> None:
+        self.model, self.since = model, since
+        self.before: list[Tensor] = []
+
+    def happens(self, step: int) -> None:
+        if step == self.since:
+            self.before = [each.detach().clone() for each in self.model.parameters()]
+
+    def proof(self) -> dict[str, float]:
+        pairs = zip(self.model.named_parameters(), self.before, strict=True)
+        return {name: float((each == old).double().mean()) for (name, each), old in pairs}
+
+
 def chain(*blocks: nn.Module) -> nn.Sequential:
     """Return blocks in a row, and a head."""
     return nn.Sequential(*blocks, nn.Linear(WIDTH, 4))

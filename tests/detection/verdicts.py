@@ -82,7 +82,20 @@ class Row:
         return self.unclear or (self._miss_of_fault() if self.case.is_fault else self._noise())
 
     def _noise(self) -> str:
-        return f"told: {', '.join(self.messages)}" if self.messages else ""
+        told = f"told: {', '.join(self.messages)}" if self.messages else ""
+        shown = f"shown: {', '.join(each.rule for each in self.false_alarms)}" if self.false_alarms else ""
+        return "; ".join(each for each in (told, shown) if each)
+
+    @property
+    def alarms(self) -> list[Said]:
+        """The incidents at warning and above, told of or not."""
+        return [each for each in self.said if each.is_alarm]
+
+    @property
+    def false_alarms(self) -> list[Said]:
+        """Of a healthy job: those whose rule must not speak, or that name a layer of which it is not true."""
+        true = {*self.true, WHOLE_RUN}
+        return [each for each in self.alarms if each.rule not in self.case.also or not each.layers <= true]
 
     def _miss_of_fault(self) -> str:
         if self.right is None or self.delay is None:
@@ -99,7 +112,10 @@ class Row:
             return f"{self.right.severity}, where {self.case.severity} is right"
         if self.case.is_told and not self.messages:
             return "no message"
-        strange = {each.rule for each in self.said if each.is_alarm} - {*self.case.rules, *self.case.also}
+        again = sum(each.rule == self.right.rule for each in self.alarms)
+        if again > 1:
+            return f"{again} incidents of one fault"
+        strange = {each.rule for each in self.alarms} - {*self.case.rules, *self.case.also}
         return f"also said: {', '.join(sorted(strange))}" if strange else ""
 
     @property
@@ -151,6 +167,7 @@ def totals(rows: list[Row]) -> list[str]:
     caught = sum(not row.miss for row in faults)
     delays = [row.delay / row.case.interval for row in named if row.delay is not None]
     noise, steps = sum(len(row.messages) for row in controls), sum(row.steps for row in controls)
+    alarms, false = sum(len(row.alarms) for row in controls), sum(len(row.false_alarms) for row in controls)
     told = [row for row in named if set(row.true) - {""}]
     right, parts = (sum(row.layers == each for row in told) for each in ("all", "some"))
     honest = sum(not row.flaws for row in faults)
@@ -161,4 +178,5 @@ def totals(rows: list[Row]) -> list[str]:
         f"words true: {honest} of {len(faults)} faults",
         f"observations to detect: median {median(delays or [0]):.0f}, at most {max(delays, default=0):.0f}",
         f"messages per 1,000 healthy steps: {1000 * noise / max(1, steps):.2f} ({noise} in {steps:,})",
+        f"incidents at warning or above on healthy jobs: {alarms}, {false} of them false",
     ]

@@ -346,7 +346,7 @@ WORDING: dict[str, Truth] = {
         [NO_HOLDER],
         [r"add_param_group|optimizer"],
         claims=("fell", "flat"),
-        topics=("optimizer", "cleared"),
+        topics=("optimizer", "cleared", "replaced"),
         may=("hold", "requires_grad"),
         setup=Setup(adapters=True),
     ),
@@ -420,10 +420,16 @@ HEALTHY: dict[str, Truth] = {
         "The easy task is learnt, and its layers' gradients fall. Told falsely, so all that is said is what may be.",
         topics=("dead", "a zero"),
     ),
-    "an-idle-expert": _healthy("forward() calls the last expert in one step of twenty.", topics=("router",)),
+    "an-idle-expert": _healthy(
+        "forward() calls the last expert in one step of twenty.", topics=("router", "not called")
+    ),
     "an-expert-out-of-fashion": _healthy("A router asks some experts less and less.", topics=("router", "convergence")),
     "eight-sparse-experts": _healthy("A router asks all experts, with noise.", topics=("router", "convergence")),
-    "domains-in-blocks": _healthy("The layers of a domain rest while another's learn.", topics=("convergence",)),
+    "domains-in-blocks": _healthy(
+        "forward() calls the layers of one domain at a time, those of the others rest; they are called adapters.",
+        topics=("convergence", "not called"),
+        setup=Setup(adapters=True),
+    ),
     "an-auxiliary-loss-annealed": _healthy("A second loss counts a fiftieth in the end, on purpose."),
     "four-steps-to-one": _healthy(
         "Actor and critic have an optimizer and a loss each, and both losses fall.",

@@ -17,6 +17,7 @@ from gradcanary_server.rules.config import (
     Grace,
     InVain,
     LayerRule,
+    NeverCleared,
     Nonfinite,
     NotOptimized,
     NoUpdate,
@@ -29,7 +30,7 @@ from support.traces import ACCUMULATED, POST_CLIP, Trace, healthy, launch, lora
 
 # Short counts, so that short streams come to everything.
 QUICK = Rules(
-    collapse=Collapse(baseline_observations=5, fire_after_steps=6, resolve_after_steps=12),
+    collapse=Collapse(baseline_observations=5, siblings_min=3, fire_after_steps=6, resolve_after_steps=12),
     grace=Grace(steps=5, max_steps=20),
     nonfinite=Nonfinite(skipped_in_row=3),
     vanished=Vanished(observations=8, fire_after_steps=6, rare_factor=2),
@@ -62,6 +63,7 @@ def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
         extra_state={(int(random.integers(rows)), int(random.integers(layers))): 5 for _ in range(3)},
         micro_steps=np.sort(random.choice([1, 8, 64], rows)).astype(np.int16) if draw(st.booleans()) else None,
         accumulators=draw(st.sampled_from([(), SUMS])),
+        scales=random.choice([np.nan, 0.5, 1.0, 64.0, 65_536.0, 65_536.0], rows) if draw(st.booleans()) else None,
         values=in_turns(random, rows, layers) if draw(st.booleans()) else {},
     )
 
@@ -87,7 +89,8 @@ def in_turns(random: np.random.Generator, rows: int, layers: int) -> dict[str, n
         some = random.choice([0, 0.02, 0.3, 0.7, 0.95, 1], (rows, layers))
         stats[stat] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), some, np.nan)
     moved = np.where(random.random((rows, layers)) < 0.3, np.nan, random.choice([0, 1e-9, 1e-3, 1], (rows, layers)))
-    stats["update_ratio"], stats["weight_norm"] = moved, np.where(np.isnan(moved), np.nan, 2.0)
+    norms = 10.0 ** -random.integers(0, 4, (rows, layers))
+    stats["update_ratio"], stats["weight_norm"] = moved, np.where(np.isnan(moved), np.nan, norms)
     stats["norm_ratio"] = np.where(np.isnan(stats["accumulation_error"]), np.nan, 1 - stats["accumulation_error"] / 2)
     return stats
 
@@ -108,6 +111,9 @@ SAID = (
     wire.Fact("fp16_without_scaler", "", ()),
     wire.Fact("clip_before_unscale", "", ()),
     wire.Fact("not_optimized", "", (lora(3)[2].name,)),
+    wire.Fact("never_cleared", "", (lora(3)[3].name,)),
+    wire.Fact("fp16_gradients", "", (lora(3)[0].name,)),
+    wire.Fact("fp16_limit", "", (lora(3)[5].name,)),
     wire.Fact("undone_updates", "", (lora(3)[5].name,)),
 )
 
@@ -138,6 +144,7 @@ PICKY = LayerRule(
     second_moments=SecondMoments(notify=True),
     fp16_underflow=Fp16Underflow(growth=0.1, share=0.5, observations=2),
     not_optimized=NotOptimized(),
+    never_cleared=NeverCleared(),
 )
 
 

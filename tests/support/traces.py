@@ -49,6 +49,7 @@ class Trace:
     accumulators: tuple[wire.Accumulator, ...] = ()
     records: dict[int, tuple[wire.Accumulator, ...]] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
+    scales: np.ndarray | None = None
     extra_state: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def samples(self, start: int = 0, end: int | None = None) -> Samples:
@@ -63,6 +64,7 @@ class Trace:
         count = len(absmax)
         steps = (self.first + self.every * np.arange(start, start + count)).astype(np.int64)
         zeros = np.zeros(count)
+        skips = np.zeros(len(self.absmax)) if self.skipped is None else self.skipped == 1
         loss = np.empty(0) if self.loss is None else self.loss[start * self.every : (start + count) * self.every]
         return Samples(
             steps=steps,
@@ -78,6 +80,8 @@ class Trace:
             lr=np.full((count, 1), 1e-4, np.float32) if self.lr is None else self.lr[start:end].astype(np.float32),
             loss_steps=(steps[0] + np.arange(len(loss))).astype(np.int64) if count else np.empty(0, np.int64),
             loss=loss.astype(np.float64),
+            scales=None if self.scales is None else self.scales[start:end],
+            skipped_totals=None if self.scales is None else self.every * np.cumsum(skips)[start:end].astype(np.float64),
         )
 
 

@@ -77,7 +77,6 @@ dashboard/components/forms                    unit/dashboard/pages/test_settings
 dashboard/components/incident_dialog          acceptance/browser/test_incidents.py
 dashboard/components/incident_text            unit/dashboard/pages/test_run.py
 dashboard/components/layer_table              unit/dashboard/pages/test_run.py
-dashboard/components/member_table             unit/dashboard/pages/test_incidents.py
 dashboard/components/notes                    unit/dashboard/analysis/test_launches.py
 dashboard/components/run_picker               unit/dashboard/analysis/test_comparison.py
 dashboard/components/run_table                unit/dashboard/pages/test_run.py
@@ -131,7 +130,6 @@ server/incidents/causes                       unit/server/incidents/test_text.py
 server/incidents/detail                       component/server/incidents/test_service.py
 server/incidents/liveness                     component/server/incidents/test_watchdog.py
 server/incidents/repository                   component/server/incidents/test_service.py
-server/ingest/evaluation                      component/server/incidents/test_any_cut_same_result.py
 server/ingest/messages                        acceptance/collector/test_wire_answers.py
 server/ingest/service                         component/server/ingest/test_shard_stream.py
 server/ingest/sessions                        acceptance/collector/test_run_lifecycle.py

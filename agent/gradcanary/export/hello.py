@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gradcanary import __version__, wire
+from gradcanary import __version__, facts, wire
 from gradcanary.export.settings_log import SettingsLog
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import framework_of
@@ -39,7 +39,7 @@ class SessionHello:
         self._late: bool | None = recorder.is_late or None
         self.settings = SettingsLog()
         self.environment: wire.Environment | None = None
-        self._has_extras = True
+        self._leaves_out = False
         self._sent: wire.Hello | None = None
         self._dumped: tuple[wire.Hello | None, bytes] = (None, b"")
         self.was_sent = False
@@ -59,7 +59,7 @@ class SessionHello:
 
         ``measured`` are the layers of a batch that follows.
         """
-        self._findings += tuple(fact for fact in findings if fact not in self._findings)
+        self._findings = facts.merged(self._findings, findings)
         changes = recorder.group_settings.changes
         while changes:
             self.settings.add(changes.popleft())
@@ -96,27 +96,30 @@ class SessionHello:
             absmax_below=self._settings.absmax_below,
             norm_below=self._settings.norm_below,
             layer_sets=tuple(self._sets.values()),
-            facts=self._facts + self._findings,
+            facts=facts.merged(self._facts, self._findings),
             started=self._started,
-            environment=self.environment if self._has_extras else None,
-            settings=self.settings.entries if self._has_extras else (),
+            environment=self.environment,
+            settings=self.settings.entries,
         )
 
     def body(self) -> bytes:
         """Return the present hello as it is sent."""
         hello = self.hello()
         if hello != self._dumped[0]:
-            self._dumped = hello, wire.dump(hello if self._has_extras else wire.without_extras(vars(hello)))
+            self._dumped = hello, wire.dump(wire.without_extras(vars(hello)) if self._leaves_out else hello)
         return self._dumped[1]
 
     def leave_out_extras(self) -> bool:
-        """Leave out the fields that an older collector refuses; return False if they were left out already."""
-        had_extras, self._has_extras, self._dumped = self._has_extras, False, (None, b"")
-        return had_extras
+        """Leave out the fields that an older collector refuses; return False if they were left out already.
+
+        The next hello has them again: by then the collector may be a newer one.
+        """
+        had_left_out, self._leaves_out, self._dumped = self._leaves_out, True, (None, b"")
+        return not had_left_out
 
     def mark_sent(self) -> None:
         """Note that the collector has it. A session cannot change ``late`` from now on."""
-        self._sent = self.hello()
+        self._sent, self._leaves_out, self._dumped = self.hello(), False, (None, b"")
         self._late = self._sent.late
         self.was_sent = True
 

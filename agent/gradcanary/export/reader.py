@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradcanary import facts, wire
 from gradcanary.export.batches import Column, Dtypes, StepRow
+from gradcanary.export.float16 import Float16Layers
 from gradcanary.export.settings_log import SettingsLog
 from gradcanary.guard import Failed, reporting
 from gradcanary.stats import accumulation
@@ -81,7 +82,7 @@ class Reader:
         self._local_left = 0
         self._roots_of: wire.LayerSet | None = None
         self._roots: list[float] = []
-        self._effective = EffectiveDtypes(None)
+        self._effective, self._float16 = EffectiveDtypes(None), Float16Layers(None)
         self._clips = ClipDetector(settings or SettingsLog())
         self._undone = UndoneUpdates()
         self.request = SampleRequest()
@@ -178,8 +179,11 @@ class Reader:
     ) -> tuple[Dtypes | None, ...]:
         layers = record.layers
         if self._effective.layer_set is not layers.layer_set:
-            self._effective = EffectiveDtypes(layers.layer_set)
+            self._effective, self._float16 = EffectiveDtypes(layers.layer_set), Float16Layers(layers.layer_set)
         self._effective.learn(found.bits, without=bad)
+        self._float16.learn(found.float16, found.dtypes, without=bad)
+        is_scaled = of_kind(record.parts, Kind.LOSS_SCALE) is not None
+        self.facts = [*facts.merged(self.facts, self._float16.facts(record.step, is_scaled=is_scaled))]
         return tuple(
             None if stored is None else (declared, stored, self._effective.dtype_of(layer, stored))
             for layer, (declared, stored) in enumerate(zip(layers.declared, found.dtypes, strict=True))
@@ -263,6 +267,7 @@ class DecodedSamples:
         self.undone: set[int] = set()
         self.local_nonfinite: list[int] = []
         self.bits: dict[int, Sequence[int]] = {}
+        self.float16: dict[int, Sequence[int]] = {}
         self.accumulation_errors: dict[int, tuple[float, float]] = {}
         self.frozen: dict[int, float] = {}
         self.forecasts: list[tuple[Forecast, Sequence[int]]] = []
@@ -320,10 +325,12 @@ class DecodedSamples:
         for (position,), factors in _values(parts, Kind.ACCUMULATION_ERROR, failed):
             loss = accumulation.error_of(factors)
             self.accumulation_errors.update({} if loss is None else {numbers[position]: loss})
-        self.frozen.update({numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)})
+        shares = {numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)}
+        self.frozen.update({number: share for number, share in shares.items() if not math.isnan(share)})
         self.forecasts += [(forecast, numbers) for forecast in sample.forecasts]
-        for positions, counts in _values(parts, Kind.LOW_BITS, failed):
-            self.bits.update(zip((numbers[position] for position in positions), zip(*counts, strict=True), strict=True))
+        for kind, known in ((Kind.LOW_BITS, self.bits), (Kind.FLOAT16, self.float16)):
+            for positions, counts in _values(parts, kind, failed):
+                known.update(zip((numbers[position] for position in positions), zip(*counts, strict=True), strict=True))
 
 
 def _values(parts: Iterable[Part], kind: Kind, failed: Failed) -> Iterator[tuple[Sequence[int], Any]]:

@@ -31,6 +31,7 @@ ELEMENTS = 1024
 
 _BELOW_BFLOAT16, _BELOW_FLOAT16 = 0xFFFF, 0x1FFF
 _FULL_FLOAT16, _PER_SUBNORMAL = 2.0**-13, 2.0**24
+_UNDER_BFLOAT16, _COARSE = 2.0**-18, 2.0**-20
 
 EACH = 100
 """Steps from one window with float32 sums to the next."""
@@ -57,6 +58,21 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[
     The rows count elements that are evidence, that need more bits than bfloat16 has, and more than float16 has. A
     float32 sum of float16 gradients is a multiple of 2^-24: below 2^-13 it always fits into float16.
     """
+    return _count_some(gradients, _low_bits, failed)
+
+
+def float16_counts(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[tuple[list[int], Tensor]]:
+    """Return one tensor [4, layers] per device for float32 or float16 gradients by layer; no value is read.
+
+    The rows count elements that are not zero and under 2^-18, that are under 2^-13 and no multiple of 2^-24, that are
+    not zero, and that are not zero and under 2^-20. Gradients must carry their loss scale, as they were computed.
+    """
+    return _count_some(gradients, _float16_counts, failed)
+
+
+def _count_some(
+    gradients: Mapping[int, Tensor], count: Callable[[Tensor], Tensor], failed: Failed
+) -> list[tuple[list[int], Tensor]]:
     parts = {
         layer: part for layer, gradient in gradients.items() if (part := strided_sample(gradient, ELEMENTS)) is not None
     }
@@ -66,7 +82,7 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[
     found = []
     for layers in devices.values():
         with reporting(failed, "looking at low bits", parts[layers[0]]):
-            found.append((layers, _counts([parts[layer] for layer in layers])))
+            found.append((layers, count(_rows([parts[layer] for layer in layers]))))
     return found
 
 
@@ -78,14 +94,26 @@ def layers_of_sample(number: int, layers: int) -> list[int]:
     return round_robin(range(layers), number if is_early else number // RARELY, PER_SAMPLE)
 
 
-def _counts(parts: Sequence[Tensor]) -> Tensor:
+def _rows(parts: Sequence[Tensor]) -> Tensor:
     elements = torch.zeros(len(parts), ELEMENTS, dtype=torch.float32, device=parts[0].device)
     for row, part in zip(elements, parts, strict=True):
         row[: part.numel()].copy_(part)
+    return elements
+
+
+def _low_bits(elements: Tensor) -> Tensor:
     bits = elements.view(torch.int32)
     telling = (elements.abs() >= _FULL_FLOAT16) | (elements * _PER_SUBNORMAL).frac().ne(0)
     below = ((bits & mask).count_nonzero(dim=1) for mask in (_BELOW_BFLOAT16, _BELOW_FLOAT16))
     return torch.stack([telling.count_nonzero(dim=1), *below])
+
+
+def _float16_counts(elements: Tensor) -> Tensor:
+    sizes = elements.abs()
+    is_nonzero = sizes > 0
+    is_odd = (sizes < _FULL_FLOAT16) & (sizes * _PER_SUBNORMAL).frac().ne(0)
+    flags = (is_nonzero & (sizes < _UNDER_BFLOAT16), is_odd, is_nonzero, is_nonzero & (sizes < _COARSE))
+    return torch.stack([flag.count_nonzero(dim=1) for flag in flags])
 
 
 def is_due(step: int, first: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import add, and_
 
@@ -16,7 +17,7 @@ from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation, weight_rows, weights
-from gradcanary.stats.accumulation import Fp32Reference, accumulator, layers_of_sample, low_bits
+from gradcanary.stats.accumulation import Fp32Reference, accumulator, float16_counts, layers_of_sample, low_bits
 from gradcanary.stats.kernels import are_finite, is_measurable, measure, min_max, norm_of, without_autocast
 from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, SampleRequest
 from gradcanary.stats.weight_rows import WeightRows
@@ -85,6 +86,10 @@ class Sampler:
         parameter = self.references[position]()
         return None if parameter is None else accumulator(parameter)
 
+    def is_optimized(self, position: int) -> bool:
+        """Return True if an optimizer holds the layer."""
+        return self._all is not None and self._all.layer_set.layers[self.layers[position]].group is not None
+
     # -- samples -------------------------------------------------------------------------------------------------
 
     def forget_earlier(self) -> None:
@@ -127,8 +132,11 @@ class Sampler:
         if is_partial or self._rank.sends_only_nonfinite:
             gradients = {}
         parts += self._measure(gradients, number, request)
-        sums = _float32_sums(gradients, counts, number) if counts is not None and phase != "post_clip" else {}
-        parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+        if counts is not None and phase != "post_clip":
+            chosen = {at: gradients[at] for at in layers_of_sample(number, len(counts)) if at in gradients}
+            sums, some = _float32_sums(chosen, counts), _in_float16_or_32(chosen)
+            parts += [Part(Kind.LOW_BITS, bits, positions) for positions, bits in low_bits(sums, self._failed)]
+            parts += [Part(Kind.FLOAT16, found, positions) for positions, found in float16_counts(some, self._failed)]
         sample = Sample(self.layers, phase, states, dtypes, parts)
         sample.set_scale(scale)
         return sample
@@ -238,10 +246,8 @@ class Sampler:
         """Return the shares of unmoved weights after a step that is due."""
         if self._all is None or self._rank.sends_only_nonfinite or is_capturing():
             return {}
-        known, owned = self._all.layer_set.layers, self._rank.owned(self.layers)
-        moving = [
-            count > 0 and known[layer].group is not None for count, layer in zip(counts, self.layers, strict=True)
-        ]
+        owned = self._rank.owned(self.layers)
+        moving = [count > 0 and self.is_optimized(position) for position, count in enumerate(counts)]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
         return self.frozen.unchanged_fraction(step, interval, self.references, moving)
@@ -271,6 +277,7 @@ class Sampler:
     def exempt_kept(self, optimizer: torch.optim.Optimizer) -> None:
         """Do not compare weights of which the optimizer keeps what rounding takes away."""
         found = enumerate(reference() for reference in self.references)
+        self.frozen.optimizer = weakref.ref(optimizer)
         self.frozen.exempt = frozenset(at for at, each in found if each is not None and keeps_rounding(optimizer, each))
 
     def add_forecasts(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
@@ -325,8 +332,11 @@ def _is_nonfinite(gradient: Tensor) -> Tensor:
     return ~(least.isfinite() & greatest.isfinite())
 
 
-def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int], number: int) -> dict[int, Tensor]:
-    """Return the float32 sums of several micro-steps, for the layers of a sample of this number."""
-    positions = layers_of_sample(number, len(counts)) if max(counts, default=0) > 1 else ()
-    added_up = {at: gradients[at] for at in positions if at in gradients and counts[at] > 1}
-    return {at: gradient for at, gradient in added_up.items() if gradient.dtype is torch.float32}
+def _float32_sums(gradients: Mapping[int, Tensor], counts: Sequence[int]) -> dict[int, Tensor]:
+    """Return the float32 sums of several micro-steps."""
+    return {at: each for at, each in gradients.items() if counts[at] > 1 and each.dtype is torch.float32}
+
+
+def _in_float16_or_32(gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the gradients that may be computed in float16."""
+    return {at: each for at, each in gradients.items() if each.dtype in (torch.float16, torch.float32)}

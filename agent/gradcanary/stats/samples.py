@@ -41,6 +41,8 @@ class Kind(Enum):
     """True if all gradients are finite, in a process that sends only non-finite ones."""
     LOW_BITS = auto()
     """The counts of :func:`gradcanary.stats.accumulation.low_bits`."""
+    FLOAT16 = auto()
+    """The counts of :func:`gradcanary.stats.accumulation.float16_counts`."""
     UPDATE_NORMS = auto()
     """The factors of :func:`gradcanary.stats.weights.update_norms` for one layer."""
     UPDATE_ROWS = auto()

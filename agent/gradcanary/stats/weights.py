@@ -6,7 +6,7 @@ Each sampled step measures a few layers, in turns. No value is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import le
 
 import torch
@@ -48,6 +48,8 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf")
 _MEMORIES = ("exp_avg", "momentum_buffer", "square_avg", "sum", "prev", *_SECOND_MOMENTS)
 """States of the weight's shape that are made of gradients."""
+_COMPENSATIONS = ("compensation", "kahan", "shift")
+"""Parts of the names of states that keep what rounding takes away."""
 
 
 def layers_of_step(step: int, layers: int) -> list[int]:
@@ -141,6 +143,8 @@ class Frozen:
     def __init__(self) -> None:
         self.exempt: frozenset[int] = frozenset()
         """Positions of layers of which the optimizer keeps what rounding takes away."""
+        self.optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        """The optimizer that may keep copies of weights in higher precision."""
         self._since = -1
         self._copies: dict[int, Tensor] = {}
         self._found: dict[int, Tensor] = {}
@@ -170,10 +174,13 @@ class Frozen:
     def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
         found = {}
         for position, before in self._copies.items():
-            is_compared = moving[position] and position not in self.exempt
-            now = _part(weight_of(references[position]())) if is_compared else None
-            if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
-                found[position] = (now == before).mean(dtype=torch.float32)
+            parameter = references[position]() if moving[position] and position not in self.exempt else None
+            now = _part(weight_of(parameter))
+            if parameter is None or now is None:
+                continue
+            if (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
+                share = (now == before).mean(dtype=torch.float32)
+                found[position] = unless_copied(share, self.optimizer(), parameter)
         return found
 
 
@@ -215,7 +222,8 @@ def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[
             rate = group["lr"].detach().clone() if isinstance(group["lr"], Tensor) else group["lr"]
             same = [parameter for parameter in low if parameter.dtype is dtype]
             some = same[:: -(-len(same) // MOST_LAYERS)]
-            stuck = [(positions[id(p)], share) for p in some if (share := stuck_share(p, rate)) is not None]
+            shares = ((p, stuck_share(p, rate)) for p in some)
+            stuck = [(positions[id(p)], unless_copied(each, optimizer, p)) for p, each in shares if each is not None]
             parts = [Part(Kind.LEARNING_RATE, rate), *(Part(Kind.STUCK, share, (at,)) for at, share in stuck)]
             found.append(Forecast(str(dtype).removeprefix("torch."), parts))
     return found
@@ -273,10 +281,34 @@ def _goes_by_the_rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bo
 
 
 def keeps_rounding(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Return True if a state of the weight's shape keeps the rounding errors, or a master copy of the weight."""
+    """Return True if a state keeps the rounding errors, by its name."""
+    names = (str(key).lower() for key in _states(optimizer, parameter))
+    return any(word in name for name in names for word in _COMPENSATIONS)
+
+
+def unless_copied(share: Tensor, optimizer: torch.optim.Optimizer | None, parameter: Tensor) -> Tensor:
+    """Return a share of unmoved weights, NaN if a state is the weight in higher precision; no value is read.
+
+    Rounded or cut, such a copy is less than the distance of two numbers away from each weight.
+    """
+    weight = _part(weight_of(parameter))
+    states = {} if optimizer is None else _states(optimizer, parameter)
+    for state in states.values():
+        part = _part(weight_of(state))
+        if weight is None or part is None or part.shape != weight.shape or state.stride() != parameter.stride():
+            continue
+        if part.element_size() > weight.element_size() and part.device == weight.device:
+            distance = torch.exp2(torch.frexp(weight.float()).exponent - BITS[weight.dtype])
+            is_copy = ((part - weight).abs() <= distance.clamp_min(_SUBNORMAL[weight.dtype])).all()
+            share = torch.where(is_copy, math.nan, share)
+    return share
+
+
+def _states(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[object, Tensor]:
+    """Return the states of the weight's shape that are not made of gradients."""
     state = optimizer.state.get(parameter, {})
-    others = (each for key, each in state.items() if key not in _MEMORIES and isinstance(each, Tensor))
-    return any(each.shape == parameter.shape for each in others)
+    others = {key: each for key, each in state.items() if key not in _MEMORIES and isinstance(each, Tensor)}
+    return {key: each for key, each in others.items() if each.shape == parameter.shape}
 
 
 def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tensor]:

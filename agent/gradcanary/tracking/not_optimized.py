@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from gradcanary.hooks import backward
-from gradcanary.hooks.graphs import HOST_DEVICES, is_backward_traced, is_slow
+from gradcanary.hooks.arrivals import Arrival, to_host
+from gradcanary.hooks.graphs import is_backward_traced, is_slow
 from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
 from gradcanary.model.layers import Unheld, is_chosen, unheld_parameters
 from gradcanary.model.parameters import is_lazy
@@ -42,13 +43,6 @@ MOST_HOOKS, MOST_COPIES, ELEMENTS = 2000, 64, 1024
 
 LAST_PASSES = 64
 """Backward passes that are kept of a parameter: between two samples there may be thousands."""
-
-
-class Arrival(Protocol):
-    """An event after a copy, as ``torch.cuda.Event``."""
-
-    def query(self) -> bool:
-        """Return True if it has happened, without waiting."""
 
 
 @dataclass
@@ -172,7 +166,7 @@ class NotOptimized:
             now = _elements(candidate.unheld.reference(), is_copy=False)
             if candidate.copy is not None and now is not None and now.shape == candidate.copy.shape:
                 flags.setdefault(now.device, []).append((now == candidate.copy).all())
-        self._arrivals = [_to_host(torch.stack(each)) for each in flags.values()]
+        self._arrivals = [to_host(torch.stack(each)) for each in flags.values()]
         self._plan(self._decide, 1)
 
     def _decide(self, *_: object) -> None:
@@ -197,11 +191,3 @@ def _elements(parameter: Tensor | None, *, is_copy: bool) -> Tensor | None:
         weight = weight_of(parameter)
         part = None if weight is None else strided_sample(weight, ELEMENTS)
         return part.clone() if part is not None and is_copy else part
-
-
-def _to_host(values: Tensor) -> tuple[Tensor, Arrival | None]:
-    """Return a copy on the host, and the event of its arrival; nothing waits for it."""
-    if values.device.type in HOST_DEVICES:
-        return values, None
-    copy = values.to("cpu", non_blocking=True)
-    return copy, torch.cuda.current_stream(values.device).record_event()

@@ -27,6 +27,7 @@ from gradcanary.stats.sampler import not_sampled
 from gradcanary.stats.samples import Sample
 from gradcanary.tracking.external_sums import ExternalSums
 from gradcanary.tracking.group_settings import GroupSettings
+from gradcanary.tracking.never_cleared import WINDOWS
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
@@ -73,6 +74,7 @@ class Recorder:
             on_window_end=self.on_window_end,
             on_no_backward_end=self.do_without_callbacks,
             on_fact=self.add_fact,
+            on_never_cleared=self.report_never_cleared,
         )
         self.facts: list[wire.Fact] = []
         self._frozen: tuple[str, ...] = ()
@@ -113,7 +115,6 @@ class Recorder:
         if layers.frozen == self._frozen:
             return
         self._frozen, step = layers.frozen, self.clock.step
-        self.facts[:] = [fact for fact in self.facts if fact.code != wire.FROZEN_PARAMETERS]
         self.add_fact(facts.frozen_parameters(layers.frozen, layers.total, step if self.clock.steps_taken else None))
 
     def backward_called(self, roots: list[Tensor]) -> None:
@@ -122,6 +123,7 @@ class Recorder:
             self._note_compiled_step()
         for tracker in self._trackers.values():
             tracker.forget_passes()
+            tracker.never_cleared.before_pass()
         if not (self.clock.saw_backward_end or self.has_optimizer()):
             self._look_for_callback()
         if not self.clock.steps_taken:
@@ -244,9 +246,18 @@ class Recorder:
     def add_fact(self, fact: wire.Fact) -> None:
         """Add a fact to those of the session, once; some are printed on stderr as well."""
         if fact not in self.facts:
-            self.facts.append(fact)
+            self.facts[:] = facts.merged(self.facts, (fact,))
             if fact.code in facts.PRINTED:
                 self.guard.print_once(fact.text)
+
+    def report_never_cleared(self, _: OptimizerTracker) -> None:
+        """Replace the fact of gradients that are never cleared by one about the layers of all optimizers."""
+        if self.layers is None:
+            return
+        listed = self.layers.layer_set.layers
+        numbers = sorted(each.sampler.layers[at] for each in self._trackers.values() for at in each.never_cleared.found)
+        names = [listed[number].name for number in numbers]
+        self.add_fact(facts.never_cleared(names, len(listed), WINDOWS, self.clock.step))
 
     @property
     def trackers(self) -> Collection[OptimizerTracker]:

@@ -27,6 +27,7 @@ from gradcanary.stats.weights import is_frozen_due
 from gradcanary.tracking.clear_detection import MODIFIED, REPLACED, UNCHANGED, ClearDetector
 from gradcanary.tracking.device_clock import on_device_clock
 from gradcanary.tracking.hook_sampler import HookSampler
+from gradcanary.tracking.never_cleared import NeverCleared
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.tracking.step_clock import StepClock
@@ -57,6 +58,7 @@ class TrackerContext:
     on_window_end: Callable[[OptimizerTracker], None]
     on_no_backward_end: Callable[[], None]
     on_fact: Callable[[wire.Fact], None]
+    on_never_cleared: Callable[[OptimizerTracker], None]
 
 
 class OptimizerTracker:
@@ -80,6 +82,7 @@ class OptimizerTracker:
         self._device_clock = meter.device_clock
         self._lock = threading.RLock()
         self.clearing = ClearDetector(self.sampler)
+        self.never_cleared = NeverCleared(self.sampler)
         self._pass = self.plain_pass = -1  # the pass that has begun; the one whose hooks only count
         self._open: set[int] = set()
         self._passes_before = 0
@@ -91,6 +94,9 @@ class OptimizerTracker:
         self._probe = guard.wrap("looking for a clip", self.look_for_clip)
         self._find_frozen = guard.wrap("comparing weights", self.find_frozen)
         self._follow_sums = guard.wrap("summing up in float32", self.follow_sums)
+        self._mark_kept = guard.wrap("looking for a clear", self.never_cleared.after_pass)
+        self._mark_before_step = guard.wrap("looking for a clear", self.never_cleared.before_step)
+        self._find_never_cleared = guard.wrap("looking for a clear", self.find_never_cleared)
         self._add_errors = guard.wrap("measuring what sums lost", self.sampler.add_accumulation_errors)
 
     def follow(self, numbers: Sequence[int], layers: Layers) -> None:
@@ -306,6 +312,8 @@ class OptimizerTracker:
         if window.step_graph_task == number >= 0 and window.sample is not None:
             window.sample.mark_partial(position for position, count in enumerate(window.counts) if count)
         self.clearing.mark_after_pass()
+        if self.never_cleared.is_on and not self._open:
+            self._mark_kept()
 
     # -- windows and steps ---------------------------------------------------------------------------------------
 
@@ -334,6 +342,7 @@ class OptimizerTracker:
 
     def was_paused(self) -> None:
         """After a pause, mark the window as incomplete, or the next one if this one had its step."""
+        self.never_cleared.stop()
         if self.window.state is STEPPED:
             self._is_next_incomplete = True
         else:
@@ -362,7 +371,7 @@ class OptimizerTracker:
         Hooks are disabled between two windows, and not if the script sums gradients itself.
         """
         window, sampler = self.window, self.hook_sampler
-        if sampler.disabled or self.sampler.external or window.state is not STEPPED:
+        if sampler.disabled or self.sampler.external or self.never_cleared.is_on or window.state is not STEPPED:
             return ()
         return sampler.disable(window.counts)
 
@@ -371,6 +380,7 @@ class OptimizerTracker:
         own = self.sampler
         has_forecast = own.forecast_schedule.is_done or self._rank.sends_only_nonfinite
         needs_hooks = own.external or own.sums.are_on or self.scaler.found or self.clearing.layer is None
+        needs_hooks = needs_hooks or self.never_cleared.is_on
         return (
             has_forecast and self.hook_sampler.is_learned and not needs_hooks and self.clearing.clears_in_place is False
         )
@@ -400,6 +410,8 @@ class OptimizerTracker:
         if is_sampled and not has_closure:
             self._copy(self.step)
             self._complete("accumulated" if self._are_unwritten() else "post_clip", scale)
+        if self.never_cleared.is_on and not has_closure:
+            self._mark_before_step()
 
     def _settle_scale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Take the scale and ``found_inf`` of the step; return the scale that gradients still carry."""
@@ -430,6 +442,7 @@ class OptimizerTracker:
             window.is_marked = self.clearing.mark_after_step()
         if window.weights_before is not None:
             self._compare()
+        self._find_never_cleared()
         step = self.step
         if window.sample is not None:
             self._find_frozen(step)
@@ -534,6 +547,18 @@ class OptimizerTracker:
         window = self.window
         if is_frozen_due(step) and window.sample is not None and self._clock.has_layers:
             window.sample.add(Kind.FROZEN, self.sampler.find_frozen(step, self._clock.interval, window.counts))
+
+    def find_never_cleared(self) -> None:
+        """After a step, go on looking for gradients that are never cleared, and report them.
+
+        It needs to see where each pass ends. Of copies in several processes the first one looks.
+        """
+        if not self._clock.has_backward_end or self._rank.sends_only_nonfinite:
+            return
+        search, before = self.never_cleared, self.never_cleared.found
+        search.after_step(self.window.counts)
+        if search.found is not before:
+            self._context.on_never_cleared(self)
 
     def follow_sums(self, next_step: int) -> None:
         """After a step, have the next window's sums compared with sums in float32, if that is due."""

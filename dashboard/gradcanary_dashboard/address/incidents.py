@@ -1,7 +1,8 @@
-"""The query of the list of incidents. Pure."""
+"""The queries of the list of incidents and of the table of an incident. Pure."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, urlencode
 
@@ -15,7 +16,10 @@ CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}
 """Of a severity, in words."""
 
 MAX_TEXT = 100
-"""Most characters of a part of a run's name, or of a rule."""
+"""Most characters of a part of a run's or a layer's name, or of a rule."""
+
+FEW = 100
+"""Rows of an incident's table at first."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,30 @@ def parse(search: str | None) -> Filter:
         rule=given["rule"][:MAX_TEXT],
         run=given["run"][:MAX_TEXT],
         before=given["before"] or None,
+    )
+
+
+@dataclass(frozen=True)
+class Members:
+    """The choice of an incident's layers: a part of their names, the column of the order, the number of rows."""
+
+    find: str = ""
+    by: int | None = None
+    descends: bool = False
+    most: int = FEW
+
+
+def parse_members(search: str | None) -> Members:
+    """Return the choice of a query string: ``by`` is a column, with a minus if it descends."""
+    query = parse_qs((search or "").removeprefix("?"))
+    given = {key: query.get(key, [""])[0].strip() for key in ("find", "by", "most")}
+    by = re.fullmatch(r"(-?)([0-9]{1,2})", given["by"])
+    most = int(given["most"]) if re.fullmatch(r"[0-9]{1,6}", given["most"]) else FEW
+    return Members(
+        find=given["find"][:MAX_TEXT],
+        by=None if by is None else int(by[2]),
+        descends=by is not None and by[1] == "-",
+        most=max(FEW, most),
     )
 
 

@@ -18,6 +18,7 @@ from gradcanary_dashboard.analysis.layers import MAX_ROWS
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.components import elements, layer_table, share_bar, static, table
 from gradcanary_dashboard.components.table import Column
+from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers
 
 COLUMNS = (Column("Layer", "button"), Column("Difference", "gap"), Column("Levels", "levels"), Column("Where", "where"))
@@ -37,7 +38,7 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "differences-csv": share_bar.compared_url(wanted, "differences"),
         "compare-refusal": data.refusal and f"{data.refusal} All layers are listed.",
         "compare-measure": _measure(data, wanted),
-        "differences": table.written(told),
+        "differences": table.written(COLUMNS, told),
         "differences-tally": layer_table.tally(len(rows), len(told), "most different"),
         "differences-rest": static.encode(_rest(data)),
     }
@@ -65,18 +66,23 @@ def _difference(
     begun: Sequence[int],
     accumulators: Sequence[Mapping[str, Mapping[str, str | None]]],
     stat: Stat,
-) -> dict[str, Any]:
+) -> table.Row:
     other = data.runs[begun[row.of]]
     dtypes = [dtype(accumulators[place].get(row.name)) for place in (begun[0], begun[row.of])]
     whose = f"{other.letter} " if len(begun) > 2 else ""
     levels = [
-        ["span", {}, ["b", {"class": f"of-{place}"}, data.runs[place].letter], f" {_value(value)}"]
+        [
+            "span",
+            {},
+            ["b", {"style": f"border-color: {overlay.COLOURS[place]}"}, data.runs[place].letter],
+            f" {_value(value)}",
+        ]
         for place, value in zip(begun, row.values, strict=True)
     ]
     change = dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} \N{RIGHTWARDS ARROW} {dtypes[1]}"
     gap = {"text": whose + _gap(row, stat), "mark": "far" if _is_far(row, stat) else ""}
     where = f"{numbers.steps(row.first, row.last).lower()} \N{MIDDLE DOT} {change}"
-    return table.row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer)
+    return table.Row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer)
 
 
 def _value(value: float) -> str:
@@ -120,7 +126,8 @@ def _rest(data: CompareData) -> list[Any]:
 def card(contents: Mapping[str, Any]) -> html.Div:
     """Return the card that stays, with its first contents."""
     refusal = html.P(contents.get("compare-refusal"), id="compare-refusal", className="refusal", role="alert")
-    drawn = table.table("differences", COLUMNS, contents, labelled_by="differences-title", shows_heads=False)
+    heads = table.heads(COLUMNS)
+    drawn = table.table("differences", heads, contents, labelled_by="differences-title", shows_heads=False)
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
     words = "All layers of this list, of the steps in sight"
     table_csv = share_bar.csv_link("differences-csv", contents.get("differences-csv"), words, "take")

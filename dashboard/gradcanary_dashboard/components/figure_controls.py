@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
 from dash import dcc, html
 
 from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, WEIGHTS, View
@@ -13,6 +14,8 @@ from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import palette
+from gradcanary_dashboard.figures.metrics import Panel
 from gradcanary_dashboard.text import numbers
 
 VALUES = {"min": "min", "mean": "mean", "max": "max"}
@@ -21,6 +24,9 @@ ORDERS = {"model": "model order", "worst": "worst first", "block": "by block"}
 
 FEW_METRICS = 12
 """More metrics than these have a field to find some."""
+
+FEW_LINES = 12
+"""More lines of a metric than these have a field to find some."""
 
 ALWAYS = ("absmax", "norm", "nonfinite")
 MEASURED_WITH = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
@@ -110,15 +116,15 @@ def zoom_note(
 
 
 def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
-    """Return the colours and their numbers; the gradients are in the style sheet, drawn from the same palette."""
+    """Return the colours and their numbers."""
     meta = figure["layout"].get("meta", {})
     told = [numbers.scientific(value) for value in meta.get("told", ())]
     goes_on = bool(told) and meta["ends"][0] < meta["told"][0]
-    zero = "zero-good" if stat.zero_is_good else "zero"
-    swatches = ((zero, "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
+    zero = palette.WHITE if stat.zero_is_good else palette.BLACK
+    swatches = ((zero, "exact 0"), (palette.NO_DATA, "no data"), (palette.MAGENTA, "non-finite"))
     return [
         html.Div(_scale(told, goes_on=goes_on), className="scale"),
-        *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
+        *(html.Span([html.Span(className="swatch", style={"background": colour}), word]) for colour, word in swatches),
     ]
 
 
@@ -137,7 +143,8 @@ def _scale(told: Sequence[str], *, goes_on: bool) -> list[html.Span]:
 
 
 def _ramp(side: str) -> html.Span:
-    return html.Span(className=f"ramp {side}", **elements.attributes(aria_hidden="true"))
+    colours = {"background": palette.GRADIENTS[side]}
+    return html.Span(className=f"ramp {side}", style=colours, **elements.attributes(aria_hidden="true"))
 
 
 def _stats(contents: Mapping[str, Any]) -> html.Select:
@@ -162,6 +169,62 @@ def of_metrics(contents: Mapping[str, Any]) -> html.Div:
         options, title=title, **elements.attributes(data_key="smooth", aria_label="Smoothing of metrics")
     )
     return html.Div([html.Span("Metrics"), scale, chosen, _sought(contents)], className="choices of-metrics")
+
+
+def metric_cards(panels: Iterable[Panel], more: str) -> str:
+    """Return the cards of metrics for a slot of ``static.TREES``, with the text below them.
+
+    They are lists, for there are a hundred at each refresh. ``assets/js/panels.js`` requests the figure of a card when
+    it comes into sight, and writes the legend.
+    """
+    below = [["p", {"class": "dim more"}, more]] if more else []
+    return orjson.dumps([*map(_metric_card, panels), *below]).decode()
+
+
+def _metric_card(panel: Panel) -> list[Any]:
+    key, title = panel.key, panel.kind.title
+    icon = ["span", {"class": "icon icon-save", "aria-hidden": "true"}]
+    plot = ["div", {"class": "plot", "data-says": "Loading ...", "style": f"min-height: {panel.kind.height}px"}]
+    held = "Every point of these lines, of the steps in sight"
+    table = ["a", {"class": "save", "title": held, "download": "", "aria-label": f"CSV: {title}"}, icon, "CSV"]
+    words = {"title": "Save as PNG", "aria-label": f"Save as a picture: {title}"}
+    picture = ["button", {"type": "button", "class": "save", "data-share": "picture", **words}, icon]
+    lines = ["div", {"class": "list", "role": "group", "aria-label": "Lines"}]
+    described = {"class": "plotted", "tabindex": "0", "aria-label": f"{title} over the steps"}
+    return [
+        "section",
+        {"class": "card panel", "aria-labelledby": f"{key}-title", "data-key": key},
+        [
+            "div",
+            {"class": "head"},
+            ["h2", {"id": f"{key}-title"}, title],
+            ["div", {"class": "aside", "data-words": panel.words}, panel.words],
+        ],
+        ["figure", described, ["div", {"id": key}, plot], ["div", {"class": "saves"}, table, picture]],
+        ["div", {"class": "whose"}, *([_line_finder(title)] if panel.entries > FEW_LINES else []), lines],
+    ]
+
+
+def _line_finder(title: str) -> list[Any]:
+    held = {"placeholder": "find lines: host=node-01", "autocomplete": "off", "spellcheck": "false"}
+    return ["input", {"type": "search", "aria-label": f"Find lines of {title}", **held}]
+
+
+_BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
+"""The border that comes nearest to a dash of Plotly."""
+
+
+def legend_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of a legend with its ``tree``; one that can be switched on and off is a button."""
+    pen = {"style": f"border-top: 3px {_BORDERS[line['dash']]} {line['colour']}"} if "colour" in line else {}
+    swatch = ["span", {"class": "stroke", "aria-hidden": "true", **pen}]
+    last = line.get("last") or ""
+    words = [["span", {"class": "name"}, line["text"]], ["span", {"class": "value", "data-last": last}, last]]
+    held = {"class": "line", **({"data-line": line["id"]} if "id" in line else {})}
+    if "drawn" not in line:
+        return {**line, "tree": ["span", held, *([swatch] if pen else []), *words]}
+    held |= {"type": "button", "aria-pressed": str(line["drawn"]).lower(), "title": "Shift and click: only this line"}
+    return {**line, "tree": ["button", held, swatch, *words]}
 
 
 def _sought(contents: Mapping[str, Any]) -> html.Div:

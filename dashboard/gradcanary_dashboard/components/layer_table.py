@@ -29,12 +29,12 @@ COLUMNS = (
 
 
 def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
-    """Return the card; a refresh fills ``slot``, by the attribute ``table.ROWS``, ``slot-tally``, ``slot-frozen``.
+    """Return the card; a refresh fills ``slot``, by the attribute ``static.TREES``, ``slot-tally``, ``slot-frozen``.
 
     ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
     """
-    name = Column("Layer", "button link" if draws else "link")
-    drawn = table.table(slot, (name, *COLUMNS), contents, labelled_by="layers-title")
+    name = _name(draws=draws)
+    drawn = table.table(slot, table.heads((name, *COLUMNS)), contents, labelled_by="layers-title")
     around = elements.attributes(aria_label="Rows of the table")
     scrolled = html.Div(drawn, className="scroll", tabIndex=0, role="region", **around)
     tally = html.Span(contents.get(f"{slot}-tally"), id=f"{slot}-tally")
@@ -42,9 +42,9 @@ def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, d
     return elements.card("layers", scrolled, below, title=title, aside=[tally, *more])
 
 
-def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View) -> str:
-    """Return a row per layer as JSON."""
-    return table.written([_row(run, layer, layer is chosen, view) for layer in listed])
+def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, *, draws: bool = False) -> str:
+    """Return a row per layer as JSON; ``draws`` is that of the card."""
+    return table.written((_name(draws=draws), *COLUMNS), (_row(run, layer, layer is chosen, view) for layer in listed))
 
 
 def frozen(text: str, names: Sequence[str]) -> list[Component]:
@@ -62,9 +62,13 @@ def tally(everything: int, shown: int, ranked: str = "worst") -> str:
     return f"the {numbers.integer(shown)} {ranked} of {numbers.integer(everything)}"
 
 
-def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> dict[str, Any]:
+def _name(*, draws: bool) -> Column:
+    return Column("Layer", "button link" if draws else "link")
+
+
+def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> table.Row:
     texts = layers.row(layer)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
     cells = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule]
     href = layer_url(run, layer["name"], layer["layer"], view)
-    return table.row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}", is_chosen=is_chosen)
+    return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}", is_chosen=is_chosen)

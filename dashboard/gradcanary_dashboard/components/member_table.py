@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
+from gradcanary_dashboard.address.incidents import FEW, Members
 from gradcanary_dashboard.address.run import View, layer_url
-from gradcanary_dashboard.components import elements, table
+from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
@@ -23,21 +25,94 @@ COLUMNS = (
     Column("rank", "rank", "The process that it came from"),
 )
 
-FEW = 100
-"""Rows that are drawn at first."""
+ORDERED_BY = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
+"""What each column is sorted by."""
+
+SLOTS = {
+    "members": static.TREES,
+    "members-heads": static.TREES,
+    "members-shown": "children",
+    "members-more": static.TREES,
+    "members-tally": "children",
+}
 
 
 def card(contents: Mapping[str, Any]) -> html.Section:
-    """Return the card; a refresh fills ``members`` by the attribute ``table.ROWS``, and ``members-tally``."""
-    drawn = table.table("members", COLUMNS, contents, labelled_by="members-title", few=FEW)
+    """Return the card; a refresh fills ``SLOTS``."""
+    heads = static.slot("members-heads", contents.get("members-heads"), tag=html.Tr, role="row")
     tally = html.Span(contents.get("members-tally"), id="members-tally")
-    bar = table.finder("members", "Layers with this in their name")
-    return elements.card("members", bar, html.Div(drawn), *table.more("members"), title="Layers", aside=tally)
+    return elements.card(
+        "members",
+        _finder(),
+        html.Div(table.table("members", heads, contents, labelled_by="members-title")),
+        html.P(contents.get("members-shown"), id="members-shown", className="dim", role="status"),
+        static.slot("members-more", contents.get("members-more")),
+        title="Layers",
+        aside=tally,
+    )
 
 
-def rows(incident: Mapping[str, Any], view: View) -> str:
-    """Return a row per member as JSON."""
-    return table.written([_row(incident, member, view) for member in _layers(incident)])
+def _finder() -> html.Div:
+    words = "Layers with this in their name"
+    field = dcc.Input(id="members-filter", type="search", placeholder="part of a name", autoComplete="off")
+    label = html.Label(words, htmlFor="members-filter", className="unseen")
+    held = elements.attributes(data_key="find", data_clears="most")
+    return html.Div([label, html.Div(field, className="field", **held)], className="choices")
+
+
+def filled(incident: Mapping[str, Any], view: View, chosen: Members) -> dict[str, Any]:
+    """Return the contents of ``SLOTS``: the members that are chosen, in the order that is chosen."""
+    layers = _layers(incident)
+    part = chosen.find.lower()
+    found = _ordered([member for member in layers if part in member["name"].lower()], chosen)
+    rows = [_row(incident, member, view) for member in found[: chosen.most]]
+    return {
+        "members": table.written(COLUMNS, rows),
+        "members-heads": static.encode([_head(place, column, chosen) for place, column in enumerate(COLUMNS)]),
+        "members-shown": _shown(len(rows), len(found), len(layers)),
+        "members-more": static.encode(_more(chosen) if len(rows) < len(found) else None),
+        "members-tally": tally(incident),
+    }
+
+
+def _ordered(found: list[Mapping[str, Any]], chosen: Members) -> list[Mapping[str, Any]]:
+    """Return the members by the chosen column, those without a value last."""
+    if chosen.by is None or chosen.by >= len(ORDERED_BY):
+        return found
+    key = ORDERED_BY[chosen.by]
+    having = [member for member in found if member[key] is not None]
+    having.sort(key=lambda member: _natural(member[key]), reverse=chosen.descends)
+    return having + [member for member in found if member[key] is None]
+
+
+def _natural(value: str | float) -> list[str | float]:
+    """Return what orders a text by the numbers in it, and a number by itself."""
+    if not isinstance(value, str):
+        return [value]
+    pieces = re.split(r"([0-9]+)", value.casefold())
+    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
+
+
+def _head(place: int, column: Column, chosen: Members) -> html.Th:
+    """Return the head of a column, whose button sorts by it; pressed again, the other way round."""
+    is_sorted = place == chosen.by
+    order = ("descending" if chosen.descends else "ascending") if is_sorted else "none"
+    choice = f"-{place}" if is_sorted and not chosen.descends else f"{place}"
+    held = elements.attributes(data_key="by", data_choice=choice, data_once="")
+    button = html.Button(column.head, type="button", title=column.title, **held)
+    return table.head(column, button, order)
+
+
+def _shown(few: int, matching: int, everything: int) -> str:
+    if few == everything:
+        return ""
+    of = "" if matching == everything else f", of {numbers.integer(everything)} in all"
+    return f"{numbers.integer(few)} of {numbers.integer(matching)} shown{of}"
+
+
+def _more(chosen: Members) -> html.Button:
+    held = elements.attributes(data_key="most", data_choice=str(chosen.most + 5 * FEW), data_once="")
+    return html.Button("Show more", type="button", className="do", **held)
 
 
 def tally(incident: Mapping[str, Any]) -> str:
@@ -58,7 +133,7 @@ def _unended(incident: Mapping[str, Any]) -> str:
     return "firing" if incident["state"] == "open" else "ended"
 
 
-def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> dict[str, Any]:
+def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> table.Row:
     href = layer_url(incident["run"], member["name"], member["layer"], view)
     is_firing = member["until_step"] is None
     until = _unended(incident) if is_firing else numbers.integer(member["until_step"])
@@ -66,4 +141,4 @@ def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> 
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])
     cells = [numbers.integer(member["since_step"]), until, *values, evidence, rank]
-    return table.row(member["name"], cells, href=href, tone="firing" if is_firing else "")
+    return table.Row(member["name"], cells, href=href, tone="firing" if is_firing else "")

@@ -12,6 +12,7 @@ from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.analysis import comparison
 from gradcanary_dashboard.analysis.compared_runs import TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers as number_text
 
 HEADS = ("Run", "State", "Steps", "Layers", "Firing", "Accumulators", "Loss", "Step time", "Peak memory", "Incidents")
@@ -35,7 +36,11 @@ def table(data: CompareData, numbers: Sequence[comparison.Numbers], wanted: Comp
         className="compared-runs",
         # On a phone each row is a card, which would take the table's meaning away.
         role="table",
-        **elements.attributes(aria_label="The runs"),
+        **elements.attributes(
+            aria_label="The runs",
+            data_names=", ".join(f"{run.letter} {run.name}" for run in data.runs),
+            data_file="-".join(run.name for run in data.runs),
+        ),
     )
 
 
@@ -74,8 +79,9 @@ def _name(place: int, run: Compared, wanted: CompareView) -> html.Th:
 
 def chip(place: int, run: Compared) -> html.Span:
     """Return a run's letter with the pattern of its line."""
-    pattern = html.Span(className="pattern", **elements.attributes(aria_hidden="true"))
-    return html.Span([html.B(run.letter), pattern], className=f"chip of-{place}")
+    line = {"background": overlay.pattern(place)}
+    pattern = html.Span(className="pattern", style=line, **elements.attributes(aria_hidden="true"))
+    return html.Span([html.B(run.letter), pattern], className="chip")
 
 
 def _steps(run: Compared) -> str:

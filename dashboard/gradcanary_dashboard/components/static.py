@@ -49,6 +49,8 @@ def _element(component: Component) -> list[Any]:
     held = dict(described["props"])
     is_link = described["type"] == "Link"  # of dcc: it leads on without loading the page anew
     inside = list(_trees(held.pop("children", None)))
+    if "style" in held:
+        held["style"] = "; ".join(f"{name}: {value}" for name, value in held["style"].items())
     attributes = {_NAMES.get(name, name.lower()): value for name, value in held.items() if value not in (None, False)}
     attributes = {name: "" if value is True else str(value) for name, value in attributes.items()}
     if is_link:

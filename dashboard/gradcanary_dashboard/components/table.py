@@ -1,28 +1,32 @@
-"""Tables whose rows the browser draws: ``assets/js/table.js`` keeps the rows that stay, and sorts and filters them.
+"""Tables of layers, whose rows the browser draws by itself (``components.static``): rows that stay keep their elements.
 
-A Dash component for each cell took the browser longer than all figures together. A table describes its columns once,
-and each row as JSON. The first column is the layer's name.
+A Dash component for each cell took the browser longer than all figures together. Rows are lists for JSON, for there are
+hundreds at each refresh. The first column is the layer's name.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dash import dcc, html
+import orjson
+from dash import html
+from dash.development.base_component import Component
 
-from gradcanary_dashboard.components import elements
-
-ROWS = "data-rows"
-"""The attribute of the body that holds the rows; a refresh fills it."""
+from gradcanary_dashboard.components import elements, static
+from gradcanary_dashboard.text.numbers import NOTHING
 
 Name: TypeAlias = Literal["link", "button", "button link"]
 """A name leads to the layer's page, draws the layer on this page, or stands beside a button that does."""
 
 Cell: TypeAlias = "str | Mapping[str, Any]"
 """A text, or ``{"text": or "parts":, "mark":}``: parts are as in ``components.static``, ``mark`` is a further class."""
+
+_ICON = ["span", {"class": "icon icon-trend", "aria-hidden": "true"}]
+_AFTER_DOTS = re.compile(r"(?<=\.)")
 
 
 @dataclass(frozen=True)
@@ -34,27 +38,25 @@ class Column:
     title: str | None = None
 
 
-def table(
-    slot: str,
-    columns: Sequence[Column],
-    contents: Mapping[str, Any],
-    *,
-    labelled_by: str,
-    shows_heads: bool = True,
-    few: int | None = None,
-) -> html.Table:
-    """Return the table whose body is ``slot``, filled by its attribute ``ROWS``.
+@dataclass(frozen=True)
+class Row:
+    """A layer and its cells; ``tone`` is a class of the whole row, ``is_chosen`` that of the layer that is drawn."""
 
-    With ``few`` it shows that many rows at first, and its heads are buttons that sort; see ``finder`` and ``more``.
-    """
-    described = [{"head": column.head, "kind": column.kind} for column in columns]
-    held = {ROWS: contents.get(slot, "[]"), "data-columns": json.dumps(described, separators=(",", ":"))}
-    held |= {} if few is None else {"data-few": str(few)}
-    heads = [_head(place, column, sorts=few is not None) for place, column in enumerate(columns)]
+    name: str
+    cells: Sequence[Cell]
+    href: str | None = None
+    tone: str = ""
+    is_chosen: bool = False
+
+
+def table(
+    slot: str, heads: Component, contents: Mapping[str, Any], *, labelled_by: str, shows_heads: bool = True
+) -> html.Table:
+    """Return the table whose body is ``slot``, filled by its attribute ``static.TREES``."""
     return html.Table(
         [
-            html.Thead(html.Tr(heads, role="row"), className=None if shows_heads else "unseen"),
-            html.Tbody(id=slot, **held),
+            html.Thead(heads, className=None if shows_heads else "unseen"),
+            static.slot(slot, contents.get(slot), tag=html.Tbody),
         ],
         # A narrow layout is a grid, which would take a table's meaning away.
         role="table",
@@ -62,36 +64,62 @@ def table(
     )
 
 
-def _head(place: int, column: Column, *, sorts: bool) -> html.Th:
-    if not sorts:
-        return html.Th(column.head, scope="col", role="columnheader", title=column.title)
-    button = html.Button(column.head, type="button", title=column.title, **elements.attributes(data_sort=str(place)))
-    return html.Th(button, scope="col", role="columnheader")
+def heads(columns: Sequence[Column]) -> html.Tr:
+    """Return the heads of the columns."""
+    return html.Tr([head(column) for column in columns], role="row")
 
 
-def finder(slot: str, words: str) -> html.Div:
-    """Return the field that filters the rows of a table by a part of the name; the address keeps it as ``find``."""
-    field = dcc.Input(id=f"{slot}-filter", type="search", placeholder="part of a name", autoComplete="off")
-    label = html.Label(words, htmlFor=f"{slot}-filter", className="unseen")
-    held = elements.attributes(data_key="find", data_finds=slot)
-    return html.Div([label, html.Div(field, className="field", **held)], className="choices")
+def head(column: Column, button: html.Button | None = None, order: str | None = None) -> html.Th:
+    """Return the head of a column, with the button that sorts by it and the ``order`` that it has."""
+    held = {} if order is None else elements.attributes(aria_sort=order)
+    return html.Th(button or column.head, scope="col", role="columnheader", title=column.title, **held)
 
 
-def more(slot: str) -> list[html.P | html.Button]:
-    """Return how many rows are shown, and the button that shows more of them."""
-    held = elements.attributes(data_more=slot)
-    button = html.Button("Show more", type="button", id=f"{slot}-more", className="do", hidden=True, **held)
-    return [html.P(id=f"{slot}-shown", className="dim", role="status"), button]
+def written(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """Return the rows as the value of ``static.TREES``.
+
+    Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
+    """
+    seen: Counter[str] = Counter()
+    trees = []
+    for row in rows:
+        seen[row.name] += 1
+        trees.append(_row(columns, row, f"{row.name} {seen[row.name]}"))
+    return orjson.dumps(trees).decode()
 
 
-def row(
-    name: str, cells: Sequence[Cell], *, href: str | None = None, tone: str = "", is_chosen: bool | None = None
-) -> dict[str, Any]:
-    """Return a row as the browser knows it; ``tone`` is a class of the whole row."""
-    held = {"name": name, "cells": list(cells), "href": href, "tone": tone or None, "chosen": is_chosen}
-    return {key: value for key, value in held.items() if value is not None}
+def _row(columns: Sequence[Column], row: Row, key: str) -> list[Any]:
+    held = {"class": _classes(row.tone, "chosen" if row.is_chosen else ""), "role": "row", "data-key": key}
+    name = ["td", {"class": "name", "role": "cell"}, *_name(columns[0].kind, row)]
+    return ["tr", held, name, *(_cell(column, cell) for column, cell in zip(columns[1:], row.cells, strict=True))]
 
 
-def written(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as the value of ``ROWS``."""
-    return json.dumps(rows, separators=(",", ":"))
+def _cell(column: Column, cell: Cell) -> list[Any]:
+    given: Mapping[str, Any] = {"text": cell} if isinstance(cell, str) else cell
+    is_none = given.get("text") == NOTHING
+    held = {
+        "class": _classes(column.kind, given.get("mark", ""), "none" if is_none else ""),
+        "role": "cell",
+        "data-name": column.head,
+    }
+    return ["td", held, *given.get("parts", (given.get("text"),))]
+
+
+def _classes(*names: str) -> str:
+    return " ".join(filter(None, names))
+
+
+def _name(kind: str, row: Row) -> list[Any]:
+    if kind == "link":
+        return [_link(row)]
+    words = {"title": "Draw its trend here", "aria-label": f"Draw the trend of {row.name}"}
+    held = {"type": "button", "data-layer": row.name, "aria-pressed": str(row.is_chosen).lower(), **words}
+    if kind == "button":
+        return [["button", held, row.name]]
+    return [["button", {**held, "class": "draw"}, _ICON], _link(row)]
+
+
+def _link(row: Row) -> list[Any]:
+    """Return the link to a layer; a name that is too long for its column goes on behind a dot."""
+    parts = [part for piece in _AFTER_DOTS.split(row.name) if piece for part in (piece, ["wbr", {}])]
+    return ["a", {"class": "layer", "title": row.name, "href": row.href, "data-way": ""}, *parts]

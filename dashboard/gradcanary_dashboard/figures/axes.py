@@ -125,6 +125,7 @@ def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
             "showline": False,
             "ticks": "",
             "ticklabelstandoff": 5,
+            "ticklabeloverflow": "allow",  # else Plotly measures each label; there is room for half of one
             **_ticks(height),
             **yaxis,
         },

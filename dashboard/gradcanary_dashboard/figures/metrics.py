@@ -109,6 +109,11 @@ class Panel:
         return self.names
 
     @property
+    def entries(self) -> int:
+        """The number of lines in the legend."""
+        return len(self.asked) if self.key == RATES else len(self.series)
+
+    @property
     def words(self) -> str:
         """The description of the metric, or the number of its lines."""
         if len(self.series) == 1 or self.key == RATES:
@@ -141,19 +146,10 @@ def of(metrics: Iterable[Mapping[str, Any]]) -> list[Panel]:
     return [_panel(name, found[name]) for name in (*own, *others)]
 
 
-def listed(panels: Sequence[Panel], run: str, revision: int, sought: str | None = None) -> str:
-    """Return the cards of the panels as JSON; the browser requests a figure when its card becomes visible.
-
-    Only panels with ``sought`` in their name, at most as many as a page draws. After a new ``revision`` of the run the
-    browser requests the visible ones again.
-    """
+def listed(panels: Sequence[Panel], sought: str | None = None) -> tuple[Sequence[Panel], str]:
+    """Return the panels with ``sought`` in their name, at most as many as a page draws, and the text below them."""
     found = _matching(panels, sought)
-    cards = [
-        {"key": panel.key, "title": panel.kind.title, "words": panel.words, "height": panel.kind.height}
-        for panel in found[:MOST_PANELS]
-    ]
-    told = {"run": run, "revision": revision, "panels": cards, "more": _more(found, sought)}
-    return json.dumps(told, separators=(",", ":"))
+    return found[:MOST_PANELS], _more(found, sought)
 
 
 def tally(panels: Sequence[Panel], sought: str | None) -> str:

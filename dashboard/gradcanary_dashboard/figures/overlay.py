@@ -25,6 +25,19 @@ left out: it means firing."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Dashes of the runs: colour must not be the only difference."""
 
+LENGTHS_PX = ((24,), (6, 3), (3, 3), (6, 2, 2, 2), (10, 4), (10, 3, 3, 3))
+"""Lengths of each dash: of a line, of a hole, and so on."""
+
+
+def pattern(place: int) -> str:
+    """Return the line of a run as a background in CSS."""
+    stops, end = [], 0
+    for number, width in enumerate(LENGTHS_PX[place]):
+        stops.append(f"{'transparent' if number % 2 else COLOURS[place]} {end}px {end + width}px")
+        end += width
+    return f"repeating-linear-gradient(90deg, {', '.join(stops)})"
+
+
 STAT_HEIGHT = 300
 COST_HEIGHT = 170
 

@@ -5,6 +5,7 @@ Text, background and grid are transparent here and coloured by the style sheet: 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 RED = "#e03131"
@@ -25,6 +26,18 @@ WHITE = "#ffffff"
 BELOW = ((0.0, WHITE), (0.4, "#fdd0bc"), (1.0, "#fb7a5a"), (2.0, "#d7301f"), (3.0, "#a00d14"), (4.0, "#7f0a12"))
 ABOVE = ((0.0, WHITE), (0.4, "#d3e5f3"), (1.0, "#9cc8e4"), (2.0, "#4a97cb"), (3.0, "#1f66ad"), (4.0, "#0b3c7d"))
 """(decades from the threshold, colour): white at the threshold, red below, blue above."""
+
+
+def _gradient(stops: Iterable[tuple[float, str]]) -> str:
+    return f"linear-gradient(90deg, {', '.join(f'{colour} {share:.0%}' for share, colour in stops)})"
+
+
+GRADIENTS = {
+    "below": _gradient((1 - decades / BELOW[-1][0], colour) for decades, colour in reversed(BELOW)),
+    "above": _gradient((decades / ABOVE[-1][0], colour) for decades, colour in ABOVE),
+    "rising": _gradient((place / (len(ABOVE) - 2), colour) for place, (_, colour) in enumerate(ABOVE[1:])),
+}
+"""The colours as backgrounds in CSS: on both sides of a threshold, and without one."""
 
 MILLI = 1000
 REACH = 8

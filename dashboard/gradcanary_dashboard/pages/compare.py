@@ -21,7 +21,6 @@ from gradcanary_dashboard.components import (
     run_table,
     share_bar,
     static,
-    table,
 )
 from gradcanary_dashboard.figures import comparison as comparison_figures
 from gradcanary_dashboard.figures.comparison import FIGURES, TITLES
@@ -43,7 +42,7 @@ SLOTS = {
     "compare-moves": figure_controls.STEPS,
     "compare-refusal": "children",
     "compare-measure": "children",
-    "differences": table.ROWS,
+    "differences": static.TREES,
     "differences-tally": "children",
     "differences-csv": "href",
     "differences-rest": static.TREES,

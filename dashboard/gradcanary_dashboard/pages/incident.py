@@ -8,12 +8,13 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from gradcanary_dashboard.address.incidents import Members
 from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis import timeline
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.timeline import Entry
 from gradcanary_dashboard.analysis.verdict import Verdict
-from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static, table
+from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static
 from gradcanary_dashboard.components.incident_card import actions
 from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.text import numbers
@@ -24,8 +25,7 @@ SLOTS = {
     "incident-tiles": "children",
     "incident-cause": TREES,
     "incident-story": TREES,
-    "members": table.ROWS,
-    "members-tally": "children",
+    **member_table.SLOTS,
 }
 """Id and property of each slot that a refresh fills."""
 
@@ -60,8 +60,8 @@ def unknown(number: str) -> list[Any]:
     return [elements.missing("No such incident", text, ("See all incidents", "/incidents"))]
 
 
-def fill(incident: Mapping[str, Any], there: Steps | None = None) -> dict[str, Any]:
-    """Return the contents of every slot; ``there`` are the first and the last step of the run."""
+def fill(incident: Mapping[str, Any], there: Steps | None = None, chosen: Members | None = None) -> dict[str, Any]:
+    """Return the contents of every slot; ``there`` are the run's first and last step, ``chosen`` are its layers."""
     around = steps_around(incident, there)
     rule = incident["rule"].replace("_", " ")
     return {
@@ -71,8 +71,7 @@ def fill(incident: Mapping[str, Any], there: Steps | None = None) -> dict[str, A
         "incident-tiles": _tiles(incident),
         "incident-cause": static.encode(_cause(incident)),
         "incident-story": static.encode(_story(incident)),
-        "members": member_table.rows(incident, around),
-        "members-tally": member_table.tally(incident),
+        **member_table.filled(incident, around, chosen or Members()),
     }
 
 

@@ -27,7 +27,6 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
-    table,
 )
 from gradcanary_dashboard.figures import axes, curves
 from gradcanary_dashboard.text import numbers
@@ -44,7 +43,7 @@ SLOTS = {
     "layer-moves": figure_controls.STEPS,
     "layer-incidents": static.TREES,
     "layer-incidents-tally": "children",
-    "siblings": table.ROWS,
+    "siblings": static.TREES,
     "siblings-tally": "children",
     "layer-notes": "children",
     **{f"stat-{stat}": elements.FIGURE for stat in STATS},

@@ -114,7 +114,7 @@ def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Sho
     version, view = collector.run(arguments["run"]).version, parse(search)
     data = run_data.load(collector, arguments["run"], view, shown.get("layer"))
     drawn = data.layer and data.layer["layer"]
-    return {**run_page.fill(data, view), "shown": _run_state(version, search, data, layer=drawn)}
+    return {**run_page.fill(data, view, search), "shown": _run_state(version, search, data, layer=drawn)}
 
 
 def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
@@ -175,9 +175,9 @@ def _incident_version(collector: Collector, arguments: Arguments, _search: str) 
     return f"{incident.version} {around.from_step} {around.to_step}"
 
 
-def _load_incident(collector: Collector, arguments: Arguments, _search: str) -> Contents:
+def _load_incident(collector: Collector, arguments: Arguments, search: str) -> Contents:
     incident = collector.incident(int(arguments["incident"])).body
-    return incident_page.fill(incident, _steps(collector, incident["run"]))
+    return incident_page.fill(incident, _steps(collector, incident["run"]), incidents_address.parse_members(search))
 
 
 def _steps(collector: Collector, run: str) -> run_launches.Steps | None:

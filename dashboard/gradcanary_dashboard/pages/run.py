@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,6 @@ from gradcanary_dashboard.components import (
     notes,
     share_bar,
     static,
-    table,
 )
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
@@ -52,7 +52,8 @@ SLOTS = {
     "trend": elements.FIGURE,
     "trend-title": static.TREES,
     "trend-note": "children",
-    "panels": "data-panels",
+    "panels": static.TREES,
+    "metrics-state": "data-panels",
     "metrics-found": "hidden",
     "metrics-tally": "children",
     "csv": "href",
@@ -63,7 +64,7 @@ SLOTS = {
     "incidents": static.TREES,
     "incident-tally": "children",
     "notes": "children",
-    "layer-rows": table.ROWS,
+    "layer-rows": static.TREES,
     "layer-rows-tally": "children",
     "layer-rows-frozen": static.TREES,
     **{f"option-{stat}": "hidden" for stat in STATS},
@@ -97,8 +98,8 @@ def unknown(run: str) -> list[Any]:
     return [elements.missing("No such run", text, ("See all runs", "/"))]
 
 
-def fill(data: RunData, view: View) -> dict[str, Any]:
-    """Return the contents of every slot."""
+def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
+    """Return the contents of every slot; ``search`` is the query of the view."""
     run, has_ended = data.run["run"], data.run["state"] in numbers.ENDED
     clock = run_data.clock(view, data.heatmap)
     span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
@@ -119,7 +120,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         ),
         "run-reset": not view.is_zoomed,
         "run-moves": figure_controls.reached(run_launches.measured(events.launches)),
-        **_metrics(data, view),
+        **_metrics(data, view, search),
         "csv": share_bar.csv_url(run, view),
         "layers-csv": share_bar.csv_url(run, view, "layers"),
         "accumulators": static.encode(
@@ -132,7 +133,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "incidents": static.encode(incident_card.panel(data.incidents, view)),
         "incident-tally": incident_card.tally(data.incidents),
         "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
-        "layer-rows": layer_table.rows(run, rows, data.layer, view),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events),
@@ -161,10 +162,12 @@ def _unmatched(span: axes.Span, view: View) -> axes.Figure:
     return axes.nothing(span, heatmap.HEIGHT[0], f"No layer has a name that {view.rows} matches.")
 
 
-def _metrics(data: RunData, view: View) -> dict[str, Any]:
+def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
     found = metric_figures.of(data.run["metrics"])
     return {
-        "panels": metric_figures.listed(found, data.run["run"], data.run["revision"], view.metrics),
+        "panels": figure_controls.metric_cards(*metric_figures.listed(found, view.metrics)),
+        # The browser asks for metrics once the page shows the query of its address.
+        "metrics-state": json.dumps({"run": data.run["run"], "revision": data.run["revision"], "search": search}),
         "metrics-found": len(found) <= figure_controls.FEW_METRICS and view.metrics is None,
         "metrics-tally": metric_figures.tally(found, view.metrics),
     }
@@ -225,7 +228,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             figure_controls.of_metrics(contents),
-            html.Div(id="panels", className="panels", **{"data-panels": contents.get("panels")}),
+            static.slot("panels", contents.get("panels"), className="panels"),
+            html.Div(id="metrics-state", hidden=True, **{"data-panels": contents.get("metrics-state")}),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],
         className="figures",

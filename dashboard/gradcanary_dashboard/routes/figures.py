@@ -17,6 +17,7 @@ from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.components import figure_controls
 from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.figures.metrics import Panel
@@ -59,11 +60,16 @@ def draw_panels(collector: Collector, run: str, keys: Sequence[str], view: View)
     events = Events.of(told, picture["marks"])
     wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]
     return [
-        metric_figures.draw(panel, answer, span, events, view)
+        _with_trees(metric_figures.draw(panel, answer, span, events, view))
         for some, query in _queries(wanted, view)
         for answer in [collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body]
         for panel in some
     ]
+
+
+def _with_trees(drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a panel whose legend the browser can draw."""
+    return {**drawn, "legend": [figure_controls.legend_line(line) for line in drawn["legend"]]}
 
 
 def read_cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
@@ -96,7 +102,7 @@ def _queries(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel],
             tags = [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[:1]]
             yield [panel], {"name": panel.names, "tags": tags}
             continue
-        if sum(_series_count(each) for each in [*some, panel]) > MOST_SERIES:
+        if sum(each.entries for each in [*some, panel]) > MOST_SERIES:
             yield some, _query_of(some)
             some = []
         some.append(panel)
@@ -106,10 +112,6 @@ def _queries(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel],
 
 def _query_of(some: Sequence[Panel]) -> dict[str, Any]:
     return {"name": [name for panel in some for name in panel.asked]}
-
-
-def _series_count(panel: Panel) -> int:
-    return len(panel.asked) if panel.key == metric_figures.RATES else len(panel.series)
 
 
 def _json_answer(build: Callable[[], Mapping[str, Any]]) -> Response:

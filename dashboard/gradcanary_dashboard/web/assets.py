@@ -29,12 +29,10 @@ SCRIPTS_IN_ORDER = (
     "zoom",
     "refresh",
     "static",
-    "table",
     "figures",
     "crosshair",
     "heatmap",
     "panels",
-    "compare",
     "gradcanary",
     "forms",
     "incidents",
@@ -43,7 +41,7 @@ SCRIPTS_IN_ORDER = (
     "sharing",
 )
 """The scripts of ``assets/js``, each in a block of its own. A script stands after those from which it takes functions
-as it is loaded."""
+as it is loaded. The first one is in the document itself, the others are one file."""
 
 SHEETS_IN_ORDER = (
     "compare",
@@ -53,6 +51,7 @@ SHEETS_IN_ORDER = (
     "incidents",
     "runs",
     "settings",
+    "narrow",
     "access",
 )
 """The style sheets of ``assets/css``. Of two rules of the same weight the later one holds."""
@@ -95,7 +94,8 @@ def _icons() -> bytes:
     return "\n".join(rules).encode()
 
 
-SCRIPTS = Bundle.of(SCRIPTS_IN_ORDER, "js", "text/javascript", b'"use strict";')
+FIRST_SCRIPT = '"use strict";\n' + (ASSETS / "js" / f"{SCRIPTS_IN_ORDER[0]}.js").read_text("utf-8")
+SCRIPTS = Bundle.of(SCRIPTS_IN_ORDER[1:], "js", "text/javascript", b'"use strict";')
 SHEETS = Bundle.of(SHEETS_IN_ORDER, "css", "text/css", _icons())
 
 

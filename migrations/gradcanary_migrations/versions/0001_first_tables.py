@@ -216,7 +216,9 @@ def upgrade() -> None:
         sa.Column("acked_by", sa.String(length=200), nullable=True),
         sa.Column("ack_note", sa.Text(), nullable=True),
         sa.Column("lr_jumps", sa.Text(), server_default="[]", nullable=False),
+        sa.Column("scale_fall", sa.Text(), nullable=True),
         sa.Column("crash", sa.Text(), nullable=True),
+        sa.Column("beside", sa.Integer(), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["run.run_id"], name=op.f("fk_incident_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "incident_id", name=op.f("pk_incident")),
     )

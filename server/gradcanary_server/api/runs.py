@@ -205,7 +205,7 @@ def to_json(connection: Connection, status: RunStatus, now: float, silent: Silen
         "launches": _launches(connection, row.run_id),
         "sessions": [_session_to_json(item, session_state(item, now, silent, status.since)) for item in sessions],
         "gaps": _gaps(sessions),
-        "facts": json.loads(row.facts),
+        "facts": [vars(fact) for fact in run_store.parse_facts(row.facts)],
         "metrics": metric_index.list_series(connection, row.run_id),
     }
 

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import FROZEN_PARAMETERS, Crash, Fact
-from gradcanary.wording import percent
+from gradcanary.wording import number, percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
     NEAR_STEPS,
@@ -27,24 +28,31 @@ from gradcanary_server.incidents.setting_causes import (
     find_tiny_clip,
     find_update_cause,
     jump_lines,
+    scale_words,
 )
+from gradcanary_server.rules.layer_config import LORA_HALF
 
 CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "collapse": ("explosion", "nonfinite", "scale_drop"),
     "crash": ("explosion", "nonfinite"),
-    "explosion": ("nonfinite",),
+    "explosion": ("never_cleared", "nonfinite", "collapse"),
+    "loss_scale": ("nonfinite",),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "nonfinite"),
     "vanished": ("explosion", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
-layer, and a fall of all gradients is one of each layer. Other rules are about the setup or the process.
+layer, and a fall of all gradients is one of each layer. Gradients that are never cleared grow. A collapse explains the
+explosion of its neighbours. Other rules are about the setup or the process.
 """
 
-CAUSE_RULES = ("explosion", "nonfinite", "scale_drop")
+CAUSE_RULES = ("collapse", "explosion", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3
+
+LEAST_ROW = 6
+"""Layers in a row whose gradients shrink from one to the next: by chance one row of 360 does."""
 
 _COMPARED = {"collapse": ("fall",), "vanished": ("stopped",)}
 """Evidence by rule for which members are compared with all other layers."""
@@ -53,20 +61,27 @@ DEFAULT = ""
 
 _AFTER = {
     "collapse": {rule: f"after_{rule}" for rule in ("nonfinite", "explosion", "scale_drop", "vanished")},
-    "explosion": {"nonfinite": "after_nonfinite"},
+    "explosion": {"never_cleared": "after_never_cleared", "nonfinite": "after_nonfinite"},
     "unused": {"not_optimized": "after_not_optimized"},
     "silent": {"stalled": "ended_while_stalled"},
 }
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
 
 _CODES = {
-    "collapse": {"threshold": "under_threshold", "siblings": "under_siblings", DEFAULT: "low_when_joined"},
+    "collapse": {
+        "threshold": "under_threshold",
+        "straight": "exponential_fall",
+        "siblings": "under_siblings",
+        "follows": "unknown_fall",
+        DEFAULT: "low_when_joined",
+    },
     "scale_drop": {"information": "converged", DEFAULT: "common_fall"},
+    "loss_scale": {DEFAULT: "scale_fell"},
     "explosion": {"critical": "diverging", DEFAULT: "exploding"},
     "accumulation_loss": {DEFAULT: "lossy_sum"},
     "accumulator": {"low_precision_sum": "low_precision_sum", DEFAULT: "other_dtype"},
     "frozen": {"stopped": "stopped_weights", DEFAULT: "coarse_weights"},
-    "in_vain": {"clipped": "clip_limit", DEFAULT: "in_vain"},
+    "in_vain": {DEFAULT: "in_vain"},
     "no_update": {
         "undone": "lost_update",
         "no_rate": "rate_zero",
@@ -80,23 +95,41 @@ _CODES = {
     "fp16_underflow": {DEFAULT: "fp16_zeros"},
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
     "not_optimized": {DEFAULT: "in_no_optimizer"},
+    "never_cleared": {DEFAULT: "kept_gradients"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
 """Causes by rule and by evidence or severity; the first one counts."""
 
 _BY_SETTINGS = {
-    *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
+    *(
+        "exponential_fall",
+        "lora_partner",
+        "whole_blocks",
+        "parameter_group",
+        "rate_jump",
+        "unknown_fall",
+        "common_fall",
+    ),
     *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
     *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all"),
     *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),
 }
 """Causes that a setting explains better, if there is one: they name where it shows."""
 
+_BY_SCALE = {
+    **dict.fromkeys(("nonfinite_gradient", "fp16_overflow"), "scale_fell"),
+    **dict.fromkeys(("only_zeros", "became_zero", "fp16_zeros"), "scale_too_low"),
+}
+"""Causes that the fall of a GradScaler's scale explains better, and what it is then."""
+
+_SCALED = ("loss_scale", "nonfinite", "vanished", "scale_drop", "fp16_underflow")
+"""Rules of gradients that a scale makes infinite or zero."""
+
 _IN_VAIN = ("frozen", "in_vain")
 """Rules of weights that do not move."""
 
-_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
+_DIGITS = re.compile(r"\d+")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 _POSITION = re.compile(r"group\d+\.\d+")
 """The name of a layer that the optimizer holds and no module has."""
@@ -113,6 +146,10 @@ def is_caused_by(effect: Incident, cause: Incident) -> bool:
         or cause.severity == "information"
     ):
         return False
+    if cause.rule == "collapse" and (
+        effect.beside is None or effect.beside != cause.id or effect.severity == "critical"
+    ):
+        return False  # a loss that explodes as well has a message of its own
     distance = effect.opened_step - cause.opened_step
     is_first = distance > 0 or effect.rule != "nonfinite"
     return 0 <= distance <= NEAR_STEPS and is_first
@@ -218,7 +255,8 @@ def likely_cause(context: CauseContext) -> LikelyCause:
         return _crash_cause(context, context.incident.crash)
     code, evidence = _cause(context)
     root = _setting_cause(context, code)
-    code = code if root is None else root.code
+    scale = _scale_lines(context)
+    code = (_BY_SCALE.get(code, code) if scale else code) if root is None else root.code
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
@@ -228,7 +266,7 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*_setting_lines(context, root), *evidence, *nearby, *_facts(context)),
+        evidence=(*scale, *_setting_lines(context, root), *evidence, *nearby, *_facts(context)),
         incidents=tuple(near.id for near in others),
     )
 
@@ -251,6 +289,12 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
     return SettingCause("rate_rose", "lr", jump_lines(rises, configuration.groups)[0]) if rises else None
 
 
+def _scale_lines(context: CauseContext) -> list[str]:
+    """Return the sentence of a GradScaler's scale that had fallen when the incident opened."""
+    fall = context.incident.scale_fall
+    return [] if fall is None or context.incident.rule not in _SCALED else ["".join(scale_words(fall))]
+
+
 def _setting_lines(context: CauseContext, root: SettingCause | None) -> list[str]:
     """Return the sentence of the cause, and a line for each other setting that changed shortly before."""
     configuration, since = context.configuration, context.incident.since_step
@@ -263,6 +307,8 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
     """Return the code of the cause, and its evidence in the layers."""
     rule = context.incident.rule
     near = {other.rule for other in context.near if other.severity != "information"}
+    if rule == "explosion" and context.incident.beside in {other.id for other in context.near}:
+        return "beside_collapse", []
     after = [code for other, code in _AFTER.get(rule, {}).items() if other in near]
     kinds = {member.evidence for member in context.members.values()}
     if after:
@@ -272,8 +318,9 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
     if rule in _SEARCHED:
         return _SEARCHED[rule](context)
     keys = {context.incident.severity, *kinds, DEFAULT}
-    evidence = _largest_loss(context) if rule == "accumulation_loss" else []
-    return next(code for key, code in _CODES[rule].items() if key in keys), evidence
+    code = next(code for key, code in _CODES[rule].items() if key in keys)
+    search = {"lossy_sum": _largest_loss, "under_siblings": _depth}.get(code)
+    return code, [] if search is None else search(context)
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:
@@ -290,7 +337,7 @@ def _partners(context: CauseContext) -> list[str]:
     """Return evidence that one half of LoRA pairs fell while the other half did not."""
     all_names = {layer.name for layer in context.layers.values()}
     names = [layer.name for layer in _named(context)]
-    halves = {match[1] if match else None for match in map(_HALF.search, names)}
+    halves = {match[1] if match else None for match in map(LORA_HALF.search, names)}
     if len(halves) != 1 or None in halves:
         return []
     half = halves.pop()
@@ -302,17 +349,17 @@ def _partners(context: CauseContext) -> list[str]:
 
 
 def _other_half(name: str, half: str) -> str:
-    match = _HALF.search(name)
+    match = LORA_HALF.search(name)
     return name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
 
 
 def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:
     """Return evidence that the incident covers whole blocks of two or more layers, and not all of them."""
     by_block: dict[str, set[int]] = {}
-    for number, layer in context.layers.items():
+    for layer_no, layer in context.layers.items():
         match = _BLOCK.search(layer.name)
         if match:
-            by_block.setdefault(match[0], set()).add(number)
+            by_block.setdefault(match[0], set()).add(layer_no)
     hit = {block: layers for block, layers in by_block.items() if layers & context.named}
     covered = set[int]().union(*hit.values())
     if not hit or len(hit) == len(by_block) or covered != context.named or min(map(len, hit.values())) < 2:
@@ -323,11 +370,28 @@ def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:
 def _group(context: CauseContext) -> list[str]:
     """Return evidence that exactly one of several parameter groups collapsed."""
     groups: dict[int | None, set[int]] = {}
-    for number, layer in context.layers.items():
-        groups.setdefault(layer.group, set()).add(number)
+    for layer_no, layer in context.layers.items():
+        groups.setdefault(layer.group, set()).add(layer_no)
     for group, layers in groups.items():
         if group is not None and len(groups) > 1 and layers == context.named:
             return [f"they are parameter group {group}, whole, and no layer of another group"]
+    return []
+
+
+def _depth(context: CauseContext) -> list[str]:
+    """Return evidence that gradients shrink from one to the next of the layers that differ in their numbers only."""
+    rows: dict[str, list[tuple[list[int], str, float]]] = {}
+    for layer, member in context.members.items():
+        name = "" if layer is None or layer not in context.layers else context.layers[layer].name
+        if name and member.evidence == "siblings" and member.value is not None:
+            place = [int(digits) for digits in _DIGITS.findall(name)]
+            rows.setdefault(_DIGITS.sub("#", name), []).append((place, name, member.value))
+    for row in filter(lambda row: len(row) >= LEAST_ROW, rows.values()):
+        values = [value for *_, value in sorted(row)]
+        if values in (sorted(values), sorted(values, reverse=True)):
+            largest, smallest = (each(row, key=itemgetter(2)) for each in (max, min))
+            spans = " to ".join(f"{number(value)} in {name}" for _, name, value in (largest, smallest))
+            return [f"gradients shrink from layer to layer, from {spans}"]
     return []
 
 
@@ -338,7 +402,7 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     loss = context.members.get(None)
     if loss is not None and loss.evidence == "loss_rose":
         return "loss_diverged", []
-    layers = [member.since_step for number, member in context.members.items() if number is not None]
+    layers = [member.since_step for layer, member in context.members.items() if layer is not None]
     if loss is None:
         return "nonfinite_gradient", []
     # Of steps that a scaler skips the loss counts from the one at which they are too many.
@@ -371,26 +435,43 @@ def _vanished(context: CauseContext) -> tuple[str, list[str]]:
     kinds = {member.evidence for member in members if member.until_step is None or not context.incident.firing}
     if kinds == {"by_script"}:
         return "frozen_by_script", []
+    if "handed_over" in kinds and kinds <= {"by_script", "handed_over"}:
+        return "handed_over", []
     if "never" in kinds:
         if all(member.value == 0 for member in members):
             is_float16 = any(layer.param_dtype == "float16" for layer in _named(context))
             return ("fp16_zeros" if is_float16 else "only_zeros"), []
-        return "never_any_gradient", []
+        return "never_any_gradient", _none_and_zero(context)
     if "stopped" not in kinds:
         return "idle_for_long", []
     if all(member.value == 0 for member in members):
         return "became_zero", []
     if len(context.named) == len(context.layers):
-        return "no_gradient_at_all", []
+        return "no_gradient_at_all", _none_and_zero(context)
     evidence = _blocks(context, "lost its gradient")
-    return ("cut_off_blocks" if evidence else "cut_off"), evidence
+    return ("cut_off_blocks" if evidence else "cut_off"), [*evidence, *_none_and_zero(context)]
 
 
 def _unused(context: CauseContext) -> tuple[str, list[str]]:
-    if all(member.value == 0 for member in context.members.values()):
-        return "cancelled", []
-    is_unnamed = any(_POSITION.fullmatch(layer.name) for layer in _named(context))
-    return ("never_used_unnamed" if is_unnamed else "never_used"), []
+    are_few, evidence = context.incident.severity == "information", _none_and_zero(context)
+    if not _is_mostly_none(context):
+        return ("cancelled" if are_few else "multiplied_by_zero"), evidence
+    if any(_POSITION.fullmatch(layer.name) for layer in _named(context)):
+        return "never_used_unnamed", evidence
+    return ("never_used" if are_few else "not_in_graph"), evidence
+
+
+def _is_mostly_none(context: CauseContext) -> bool:
+    """Return True if at least half of the members have no gradient; the others have one that is exactly zero."""
+    zeros = sum(member.value == 0 for member in context.members.values())
+    return 2 * zeros <= len(context.members)
+
+
+def _none_and_zero(context: CauseContext) -> list[str]:
+    """Return the numbers of both kinds of members, if there are both: they have different causes."""
+    zeros = sum(member.value == 0 for member in context.members.values())
+    nones = len(context.members) - zeros
+    return [f"of them {nones:,} have no gradient at all, and {zeros:,} only exact zeros"] if zeros and nones else []
 
 
 def _largest_loss(context: CauseContext) -> list[str]:
@@ -399,7 +480,7 @@ def _largest_loss(context: CauseContext) -> list[str]:
 
 
 def _named(context: CauseContext) -> list[LayerInfo]:
-    return [context.layers[number] for number in sorted(context.named) if number in context.layers]
+    return [context.layers[layer] for layer in sorted(context.named) if layer in context.layers]
 
 
 def _facts(context: CauseContext) -> list[str]:

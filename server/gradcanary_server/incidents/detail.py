@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, and_, or_, select
 
 from gradcanary import remedies
-from gradcanary.wire import Fact
 from gradcanary_server.incidents import causes, repository, silences, text
 from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
 from gradcanary_server.incidents.explanation import Explanation, explain
@@ -114,7 +112,7 @@ def _detail(
     if summary is None:
         names = {number: info.name for number, info in layers.items()}
         summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
-    facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
+    facts = runs.parse_facts(row["facts"])
     configuration = _configuration(connection, row)
     other_rows = _others(connection, row)
     others = {repository.incident_from_row(other): str(other["headline"]) for other in other_rows}

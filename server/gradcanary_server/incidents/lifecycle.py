@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gradcanary.wire import Crash
-from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, Severity, Transition
+from gradcanary_server.rules.layer_config import block_of
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, ScaleFall, Severity, Transition
 
 State = Literal["open", "resolved", "ended"]
 """Resolved is a recovery. Ended: the run ended, or was deleted, without one."""
@@ -61,7 +62,8 @@ class Incident:
     """An incident without its members; ``run_id`` and ``id`` are None before it is stored.
 
     ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired. ``lr_jumps`` are learning-rate
-    jumps shortly before; ``crash`` is the exception of the rule crash.
+    jumps shortly before, ``scale_fall`` the fall of a GradScaler's scale until then; ``crash`` is the exception of the
+    rule crash; ``beside`` is the id of the collapse of neighbours that was open as an explosion began.
     """
 
     rule: str
@@ -81,7 +83,9 @@ class Incident:
     reopened_at: float | None = None
     acked: float | None = None
     lr_jumps: tuple[Jump, ...] = ()
+    scale_fall: ScaleFall | None = None
     crash: Crash | None = None
+    beside: int | None = None
     run_id: int | None = None
     id: int | None = None
 
@@ -90,13 +94,15 @@ class Incident:
 class TransitionContext:
     """The launch that transitions come from, the number of layers of the run, and the database's time.
 
-    After step ``inherit_after_step`` the launch inherits incidents that an earlier one ended on; None before it.
+    After step ``inherit_after_step`` the launch inherits incidents that an earlier one ended on; None before it. A new
+    incident begins ``beside`` the one with this id.
     """
 
     launch_no: int
     layers: int
     now: float
     inherit_after_step: int | None = None
+    beside: int | None = None
 
 
 @dataclass
@@ -234,6 +240,16 @@ def apply_transitions(
     return [*finished, *([case] if case is not None and case.has_changed else [])]
 
 
+def is_beside(layer: int | None, other: IncidentCase, names: Mapping[int, str]) -> bool:
+    """Return True if a layer is in the block of a layer of another incident, or in the next one.
+
+    A name without a block tells nothing: all may be neighbours.
+    """
+    block = block_of(names.get(-1 if layer is None else layer, ""))
+    blocks = [block_of(names.get(each, "")) for each in other.members if each is not None]
+    return any(block is None or each is None or block.is_beside(each) for each in blocks)
+
+
 def close_incident(incident: Incident, step: int, now: float, resolution: str) -> Incident:
     """Return the incident over; members that still fire are unchanged, they did not recover.
 
@@ -268,6 +284,8 @@ def _opened(change: Transition, context: TransitionContext) -> Incident:
         since_step=change.since_step,
         layers=context.layers,
         lr_jumps=change.jumps,
+        scale_fall=change.scale_fall,
+        beside=context.beside,
     )
 
 

@@ -13,13 +13,14 @@ from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, IncidentCase, Member
-from gradcanary_server.rules.types import Jump
+from gradcanary_server.rules.types import Jump, ScaleFall
 from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, layer, next_number
 
 WHOLE_RUN_NO = -1
 """The layer_no of a member that is the whole run."""
 
-_COLUMNS = [field.name for field in fields(Incident) if field.name not in ("run_id", "id", "lr_jumps", "crash")]
+_OF_JSON = ("lr_jumps", "scale_fall", "crash")
+_COLUMNS = [field.name for field in fields(Incident) if field.name not in ("run_id", "id", *_OF_JSON)]
 _MEMBER = [field.name for field in fields(Member)]
 
 
@@ -56,8 +57,15 @@ def load_members(connection: Connection, run_id: int, incident_id: int) -> dict[
 def incident_from_row(row: RowMapping) -> Incident:
     lr_jumps = tuple(Jump(*values) for values in json.loads(row["lr_jumps"]))
     columns = {key: row[key] for key in _COLUMNS}
-    crash = _crash(row["crash"])
-    return Incident(run_id=row["run_id"], id=row["incident_id"], lr_jumps=lr_jumps, crash=crash, **columns)
+    fall = row["scale_fall"]
+    return Incident(
+        run_id=row["run_id"],
+        id=row["incident_id"],
+        lr_jumps=lr_jumps,
+        scale_fall=None if fall is None else ScaleFall(*json.loads(fall)),
+        crash=_crash(row["crash"]),
+        **columns,
+    )
 
 
 def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> None:
@@ -65,6 +73,7 @@ def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> No
     row = {
         **{key: getattr(case.incident, key) for key in _COLUMNS},
         "lr_jumps": json.dumps([astuple(jump) for jump in case.incident.lr_jumps]),
+        "scale_fall": None if case.incident.scale_fall is None else json.dumps(astuple(case.incident.scale_fall)),
         "crash": None if case.incident.crash is None else json.dumps(asdict(case.incident.crash)),
         "headline": text.headline(case.incident, case.members),
         "notifications_done": False,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -23,6 +23,7 @@ from gradcanary_server.incidents.lifecycle import (
     TransitionContext,
     apply_transitions,
     close_incident,
+    is_beside,
 )
 from gradcanary_server.rules import resets
 from gradcanary_server.rules.config import Pace
@@ -101,12 +102,39 @@ def record_transitions(
         inherited = {rule: first_step + RESUME_STEPS for rule, first_step in rows}
     if not by_rule and not inherited:
         return
-    layers = len(repository.layer_names(connection, run_id))
+    names = repository.layer_names(connection, run_id)
+    plain = TransitionContext(launch_no, len(names), now)
+    opens_beside = "explosion" in by_rule and _opens_beside_collapse(
+        repository.latest_incident(connection, run_id, "collapse"), by_rule, names, plain, reopen_s
+    )
     for rule in {**by_rule, **inherited}:
-        context = TransitionContext(launch_no, layers, now, inherited.get(rule))
         before = repository.latest_incident(connection, run_id, rule)
+        context = replace(plain, inherit_after_step=inherited.get(rule))
+        if rule == "explosion" and opens_beside:
+            collapse = repository.latest_incident(connection, run_id, "collapse")
+            context = replace(context, beside=None if collapse is None else collapse.incident.id)
         for case in apply_transitions(before, by_rule[rule], context, reopen_s):
             repository.save_incident(connection, run_id, case)
+
+
+def _opens_beside_collapse(
+    case: IncidentCase | None,
+    by_rule: Mapping[str, Sequence[Transition]],
+    names: Mapping[int, str],
+    context: TransitionContext,
+    reopen_s: float,
+) -> bool:
+    """Return True if an explosion begins beside a collapse that is open then; ``case`` is the latest before these.
+
+    Later changes do not count, so it is the same however the stream is cut.
+    """
+    first = next((change for change in by_rule.get("explosion", ()) if change.kind == "fired"), None)
+    if first is None:
+        return False
+    earlier = [change for change in by_rule.get("collapse", ()) if change.step < first.step]
+    changed = apply_transitions(case, earlier, context, reopen_s)
+    case = changed[-1] if changed else case
+    return case is not None and case.incident.state == "open" and is_beside(first.layer, case, names)
 
 
 def record_crash(

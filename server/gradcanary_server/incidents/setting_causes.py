@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gradcanary.wire import Setting
-from gradcanary.wording import number
-from gradcanary_server.rules.types import Jump
+from gradcanary.wording import number, percent
+from gradcanary_server.rules.types import Jump, ScaleFall
 
 NEAR_STEPS = 200
 """A setting that changed, or an incident that opened, at most this many steps before may be the cause."""
@@ -150,6 +150,19 @@ def find_tiny_clip(configuration: Configuration, step: int) -> SettingCause | No
         return None
     sentence = f"gradients are clipped to a norm of {exact(limit)}, and had one of {number(norm)} before the clip"
     return SettingCause("clip_limit", "max_norm", sentence)
+
+
+def scale_words(fall: ScaleFall | None) -> tuple[str, str]:
+    """Return what the scale of a GradScaler did, and between which steps, with the steps skipped."""
+    if fall is None:
+        return "the GradScaler's scale fell", ""
+    if fall.before is None:
+        return f"the GradScaler's scale is {exact(fall.after)}", f" at step {fall.last:,}"
+    skipped = "" if fall.skipped is None else f", and {percent(fall.skipped)} of the steps between them were skipped"
+    return (
+        f"the GradScaler's scale fell from {exact(fall.before)} to {exact(fall.after)}",
+        f" between steps {fall.first:,} and {fall.last:,}{skipped}",
+    )
 
 
 def find_update_cause(

@@ -22,6 +22,7 @@ from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
+from gradcanary_server.incidents.setting_causes import scale_words
 from gradcanary_server.rules.signals import RULES
 from gradcanary_server.storage.schema import incident, is_of_incident
 
@@ -55,7 +56,14 @@ _FELL = "all gradients became {smaller} {at}"
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
-_NEVER = "{layers} {are} trainable and never had a gradient, {since}"
+_UNREACHED = Words(
+    "{count} never had a gradient, {since}",
+    "{layers} {are} trainable and never had a gradient: no backward pass reached {them}, {since}",
+)
+_ONLY_ZEROS = Words(
+    "{count} had only gradients of exactly zero, {since}",
+    "{layers} {are} trainable and had only gradients of exactly zero, {since}",
+)
 _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
@@ -66,6 +74,10 @@ _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer befo
 
 WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "fall"): Words("{count} collapsed {at}", "{layers} fell{from_to} {at}"),
+    ("collapse", "straight"): Words(
+        "{count} {have} gradients that fall exponentially {since}",
+        "{layers} fell{from_to} {at}, exponentially: each step took the same part away",
+    ),
     ("collapse", "threshold"): Words(
         "{count} went under the threshold given {at}",
         "{layers} went under the threshold given for {them}{absmax} {at}",
@@ -73,6 +85,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("collapse", "siblings"): Words(
         "{count} {have} far smaller gradients than similar layers {since}",
         "{layers} {have} much smaller gradients than similar layers{against}, {since} at the latest",
+    ),
+    ("collapse", "follows"): Words(
+        "{count} fell beside collapsed layers {at}",
+        "{layers} beside collapsed ones fell{from_to} {at}",
     ),
     ("collapse", "joined_late"): Words(
         "{count} {were} already low when the run was joined {at}",
@@ -91,7 +107,12 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {were} frozen by the script {at}",
         "{layers} had a gradient and {are} not trainable any more {since}: the script froze {them}",
     ),
-    ("unused", None): Words("{count} never had a gradient, {since}", _NEVER),
+    ("unused", "not_in_graph"): _UNREACHED,
+    ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
+    ("vanished", "handed_over"): Words(
+        "{count} handed {their} gradient over to similar layers {at}",
+        "{layers} had gradients before, and {none_or_zeros} {since}, when similar layers that had none got theirs",
+    ),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
         "{layers} lost {part} of {their} gradient while it was summed over micro-steps, measured {at}",
@@ -141,6 +162,10 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("fp16_underflow", "zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
     ("fp16_underflow", "all_zeros"): Words("{count} {have} float16 gradients that go to zero, {since}", _ZEROS),
+    ("fp16_underflow", "at_limit"): Words(
+        "{count} {have} float16 gradients that go to zero, {since}",
+        "{layers} {have} {exact_zeros} in float16 gradients cut off at the smallest number of float16, {since}",
+    ),
     ("clip_before_unscale", None): Words(
         "{count} {are} clipped before unscaling, seen {at}",
         "{layers} {are} clipped while {their} gradients carry the loss scale, seen {at}",
@@ -149,10 +174,16 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {are} in no optimizer, seen {at}",
         "{layers} {are} in no optimizer: {they} {receive} gradients and never {change}, seen {at}",
     ),
+    ("never_cleared", None): Words(
+        "{count} never {have} {their} {gradient} cleared, seen {at}",
+        "{layers} never {have} {their} {gradient} cleared after a step: each step uses the sum of all, seen {at}",
+    ),
     ("scale_drop", "information"): Words(_TOGETHER, f"{_FELL}, and the loss came down, too"),
     ("scale_drop", "warning"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain it"),
     ("scale_drop", "no_loss"): Words(_TOGETHER, f"{_FELL}; whether the loss explains it is not known"),
     ("scale_drop", "critical"): Words(_TOGETHER, f"{_FELL}, and the loss did not fall"),
+    ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
+    ("loss_scale", None): Words("{scale_fell}", "{scale_fell}{scale_when}"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
@@ -282,9 +313,11 @@ def _by_kind(incident: Incident, members: Mapping[int | None, Member]) -> dict[s
     layers = [layer for layer in members if layer is not None]
     if incident.rule == "nonfinite":
         return {None if None not in members else "both" if layers else "loss": layers}
+    if incident.rule == "loss_scale":
+        return {None: []}
     if incident.rule == "scale_drop":
-        is_unknown = incident.severity == "warning" and any(each.evidence == "no_loss" for each in members.values())
-        return {"no_loss" if is_unknown else incident.severity: []}
+        kind = {"warning": "no_loss", "critical": "all_zeros"}.get(incident.severity, "")
+        return {kind if kind in {each.evidence for each in members.values()} else incident.severity: []}
     if incident.crash is not None:
         return {"exception" if incident.crash.memory is None else "memory": []}
     if incident.rule in ABSENCE_RULES:
@@ -309,6 +342,8 @@ def _fields(incident: Incident, members: Collection[Member]) -> dict[str, str]:
     }
     if incident.crash is not None:
         fields |= _crash_fields(incident.crash, next(iter(members)))
+    if incident.rule == "loss_scale":
+        fields["scale_fell"], fields["scale_when"] = scale_words(incident.scale_fall)
     if incident.rule == "scale_drop":
         decades = next((member.value for member in members if member.value is not None), None)
         fields["smaller"] = "exactly zero" if decades is None else f"{number(10**decades)} times smaller"
@@ -362,7 +397,9 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
         "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
-        "no_gradient_or_zeros": "only gradients of exactly zero" if is_zero and not is_none else "no gradient",
+        "no_gradient_or_zeros": ("no gradient or only exact zeros" if is_none else "only gradients of exactly zero")
+        if is_zero
+        else "no gradient",
         "idle": _idle(members),
     }
 

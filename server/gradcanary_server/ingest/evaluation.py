@@ -16,6 +16,7 @@ from gradcanary_server.errors import RequestError
 from gradcanary_server.incidents import liveness, repository, service
 from gradcanary_server.incidents.rule_versions import RuleVersions
 from gradcanary_server.ingest import sessions
+from gradcanary_server.rules import signals
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.evaluator import evaluate
 from gradcanary_server.rules.layer_config import compile_rules
@@ -108,10 +109,22 @@ class Evaluator:
             self._record_incidents(context, evaluation.changes)
             before, state = evaluation.before, evaluation.state
             values["state_token"] = self._states.write(context.connection, context.run.run_id, before, state)
+            facts = self._measured_facts(context, state)
+            values |= {} if facts == context.run.facts else {"facts": facts}
             if context.last_step is not None:
                 values["step"] = context.last_step
         self._attribute_ranks(context, evaluation.changes)
         return values
+
+    def _measured_facts(self, context: BatchContext, state: RuleState) -> str:
+        """Return the facts of the run: what was measured of its weights overrules what was forecast."""
+        facts, layers = context.run.facts, context.launch.layers
+        if not runs.has_forecast(facts):
+            return facts
+        firing = state.scores.firing
+        moved = [layer.name for layer in layers if state.precision.has_moved[layer.number]]
+        still = [layer.name for layer in layers if firing[[signals.FROZEN, signals.STOPPED], layer.number].any()]
+        return runs.overrule_forecasts(facts, moved, still)
 
     def _record_incidents(self, context: BatchContext, changes: tuple[Transition, ...]) -> None:
         launch = context.launch
@@ -160,7 +173,7 @@ def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple
         layers=layers,
         newer=frozenset(numbers[index + 1 :]),
         older=frozenset(numbers[:index]),
-        facts=sessions.parse_facts(run.facts),
+        facts=runs.parse_facts(run.facts),
         optimizers=runs.optimizer_kinds(connection, row.run_id, row.launch_no),
     )
 
@@ -181,6 +194,8 @@ def to_samples(columns: Columns, groups: int) -> Samples:
         accumulators=columns.accumulators,
         loss_steps=loss_steps,
         loss=loss,
+        scales=_at_steps(columns, "scaler_scale"),
+        skipped_totals=_at_steps(columns, "skipped_total"),
     )
 
 
@@ -198,6 +213,17 @@ def _learning_rates(columns: Columns, groups: int) -> NDArray[np.float32]:
             _, rows, points = np.intersect1d(columns.steps, steps, assume_unique=True, return_indices=True)
             rates[rows, int(number)] = values[points]
     return rates
+
+
+def _at_steps(columns: Columns, name: str) -> NDArray[np.float64] | None:
+    """Return a metric at the sampled steps, NaN where it is unknown, None if it was never logged."""
+    steps, values = _untagged(columns, name)
+    if not len(steps):
+        return None
+    found = np.full(len(columns.steps), np.nan)
+    _, rows, points = np.intersect1d(columns.steps, steps, assume_unique=True, return_indices=True)
+    found[rows] = values[points]
+    return found
 
 
 def _untagged(columns: Columns, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -7,7 +7,6 @@ a run.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -46,7 +45,8 @@ def register_session(
     if hello.rank == 0 and (hello.environment is not None or hello.settings):
         runs.store_configuration(connection, run_id, launch_no, hello)
     newer = runs.newer_launches(connection, run_id, launch_no)
-    _describe_run(connection, run_row, hello, now, is_newest=not newer)
+    begins = stored is None and hello.rank == 0 and not newer
+    _describe_run(connection, run_row, hello, now, is_newest=not newer, begins=begins)
     owned_by_newer = layers.layer_ids(connection, run_id, newer)
     sets = {} if stored is None else json.loads(stored.layer_sets)
     admitted = stored if stored is not None and stored.is_sharded and not hello.sharded else None
@@ -189,18 +189,20 @@ def add_late_gap(stored: str, begin: int, end: int) -> str:
     return json.dumps([*gaps, [begin, end, "late"]][-MAX_GAPS:])
 
 
-@lru_cache(maxsize=256)
-def parse_facts(stored: str) -> tuple[wire.Fact, ...]:
-    return tuple(wire.Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(stored))
+def _describe_run(
+    connection: Connection, row: Record, hello: wire.Hello, now: float, *, is_newest: bool, begins: bool
+) -> None:
+    """Store the facts and the framework of a hello; the newest launch's framework counts, and the last fact of a kind.
 
-
-def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: float, *, is_newest: bool) -> None:
-    """Store the facts and the framework of a hello; the newest launch's framework counts, and the last frozen ones."""
+    A launch that ``begins`` has none of the last launch's loop.
+    """
     facts = json.loads(row.facts)
     reported = json.loads(json.dumps(hello.facts, default=vars))
-    replaced = {wire.FROZEN_PARAMETERS}.intersection(fact["code"] for fact in reported)
+    replaced = wire.REPLACED_FACTS.intersection(fact["code"] for fact in reported)
+    replaced |= wire.LAUNCH_FACTS if begins else frozenset()
     facts = [fact for fact in facts if fact["code"] not in replaced]
-    facts += [fact for fact in reported if fact not in facts]
+    known = [{**fact, "overruled": False} for fact in facts]
+    facts += [fact for fact in reported if {**fact, "overruled": False} not in known]
     framework = hello.framework or row.framework if is_newest else row.framework or hello.framework
     bump_revision(connection, row.run_id, last_seen=now, framework=framework, facts=json.dumps(facts[:MAX_FACTS]))
 

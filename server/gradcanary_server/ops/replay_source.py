@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from gradcanary import wire
 from gradcanary_server import validation
 from gradcanary_server.errors import TraceError
-from gradcanary_server.ingest import evaluation, sessions
+from gradcanary_server.ingest import evaluation
 from gradcanary_server.rules.types import MEASURED, NONFINITE, PARTIAL, ZERO, Launch, LayerFacts, Samples
+from gradcanary_server.storage import runs
 from gradcanary_server.tsdb import batch
 from gradcanary_server.tsdb.batch import EVERY
 
@@ -74,7 +75,7 @@ def source_of_recording(lines: Iterable[bytes]) -> ReplaySource:
 def _recorded_chunks(
     head: dict[str, Any], layers: dict[int, LayerFacts], lines: Iterator[bytes]
 ) -> Iterator[ReplayChunk]:
-    facts = sessions.parse_facts(json.dumps(head["facts"]))
+    facts = runs.parse_facts(json.dumps(head["facts"]))
     rows = {row["number"]: {**row, "optimizers": tuple(row["optimizers"])} for row in head["launches"]}
     launches: dict[bytes, Launch] = {}
     for line in lines:

@@ -22,6 +22,12 @@ NO_BLOCK = 255
 NOT_IDLE = -1
 """``idle_since`` of a layer whose last observation had a gradient."""
 
+NEVER_GAINED = -1
+"""``gained`` of a layer that was never long without a gradient."""
+
+LONG_IDLE = 5
+"""Observations without a gradient after which the next gradient is a gain: as few as decide anywhere in the rules."""
+
 
 class Presence(Protocol):
     """Gradients of L layers at a step, [L], or at n steps, [n, L]; one with neither was not measured."""
@@ -41,7 +47,9 @@ class Activity(LayerArrays):
     ``previous_hits`` uint8 and ``hits`` uint8 are observations with a gradient in the last closed block and in the open
     one, which holds ``observed`` uint8. ``idle`` uint32 is the length of the present idle span in observations,
     ``idle_since`` int64 its first step, ``frozen_by_script`` bool its reason. ``longest_idle`` uint32 is the longest
-    span before it.
+    span before it. ``gained`` int64 is the step of the last gradient that came after at least ``LONG_IDLE``
+    observations without one.
+    ``was_dense`` bool are layers that mostly had a gradient when the last collapse was found.
     """
 
     previous_hits: NDArray[np.uint8] = layer_array(np.uint8, NO_BLOCK)
@@ -51,6 +59,8 @@ class Activity(LayerArrays):
     idle: NDArray[np.uint32] = layer_array(np.uint32)
     idle_since: Ints = layer_array(np.int64, NOT_IDLE)
     frozen_by_script: Mask = layer_array(np.bool_)
+    gained: Ints = layer_array(np.int64, NEVER_GAINED)
+    was_dense: Mask = layer_array(np.bool_)
 
     def history(self, columns: Ints) -> tuple[Ints, Ints]:
         """Return the number of observations in both blocks, int64[L], and how many of them had a gradient."""
@@ -58,6 +68,10 @@ class Activity(LayerArrays):
         previous, hits, observed = (array[columns].astype(np.int64) for array in arrays)
         has_previous = previous != NO_BLOCK
         return observed + BLOCK * has_previous, hits + previous * has_previous
+
+    def has_gains(self, columns: Ints) -> bool:
+        """Return True if any of these layers ever gained its gradient."""
+        return bool((self.gained[columns] != NEVER_GAINED).any())
 
     def regular(self, columns: Ints, share: Floats, least: Ints) -> Mask:
         """Return the layers that had a gradient in ``share`` of at least ``least`` observations before their idle span.
@@ -93,6 +107,7 @@ def observe_step(activity: Activity, columns: Ints, step: int, presence: Presenc
         active = columns[ends]
         activity.longest_idle[active] = np.maximum(activity.longest_idle[active], idle[ends])
         _add_misses(activity, active, idle[ends].astype(np.int64))
+        activity.gained[active[idle[ends] >= LONG_IDLE]] = step
         activity.idle[active], activity.idle_since[active], activity.frozen_by_script[active] = 0, NOT_IDLE, False
     if has_gradient.any():
         add_hits(activity, columns[has_gradient], 1)
@@ -197,8 +212,10 @@ def _observe_measured_steps(activity: Activity, columns: Ints, steps: Ints, has_
     previous_hit = np.maximum.accumulate(np.vstack([before_first, np.where(has_gradient, rows, before_first)]), axis=0)[
         :-1
     ]
-    gaps = np.where(has_gradient, rows - previous_hit - 1, 0).max(axis=0)
-    activity.longest_idle[columns] = np.maximum(activity.longest_idle[columns], gaps)
+    gaps = np.where(has_gradient, rows - previous_hit - 1, 0)
+    activity.longest_idle[columns] = np.maximum(activity.longest_idle[columns], gaps.max(axis=0))
+    gain = np.where(gaps >= LONG_IDLE, rows, -1).max(axis=0)
+    activity.gained[columns] = np.where(gain >= 0, steps[gain], activity.gained[columns])
 
     idle = np.where(last_hit >= 0, count - 1 - last_hit, pending + count)
     first_idle_step = steps[np.minimum(last_hit + 1, count - 1)]

@@ -2,7 +2,10 @@
 
 A baseline is the high-water mark of medians over blocks of observations. It never follows a value down: a moving
 average does, and misses slow falls for ever. The initial level is the first gradient that was not zero: a layer that
-is large from its first step on did not rise. Pure.
+is large from its first step on did not rise.
+
+The medians of successive blocks also tell a fall in one straight line: a factor that shrinks by the same part in each
+step. What saturates or dies falls at once, and what is learnt falls ever more slowly, as a rule. Pure.
 """
 
 from __future__ import annotations
@@ -23,15 +26,61 @@ COARSE_OBSERVATIONS = 10
 """From this sampling interval on, at most this many observations make a block."""
 
 
+LINE_BLOCKS = 4
+"""Blocks that make a line, 200 steps: as many as a job needs to forget its start, and three pairs to compare."""
+
+LEAST_PACE = 0.1
+"""Decades that a line falls from block to block: three times the error of a median of 50 that vary by 0.2."""
+
+LINE_SHARE = 0.25
+"""Of its pace, by which a line may change. Over the 1.5 decades of a collapse, 1 / t changes its own twenty times."""
+
+LINE_NOISE, PACE_NOISE = 0.1, 0.03
+"""Decades: twice the error of the difference of two such medians, and that of the present pace. Both grow with the root
+of ``NOISE_BLOCK`` over the observations of a block."""
+
+NOISE_BLOCK = 50
+
+RECENT_SHARE = 0.5
+"""Weight of the newest block in the present pace: that of about the last two, half of the shortest line."""
+
+ON_LINE = 0.5
+"""Decades that one observation may lie off its line: a batch seldom does more."""
+
+
 @dataclass
 class Baselines(LayerArrays):
     """``level`` float32[N], log10, NaN = none yet. The open block is the first ``filled`` uint16[N] rows of ``block``
     int16[B, N], in milli-decades; rows after them are left from the block before, so a batch changes few packed bytes.
+
+    The last ``blocks`` uint8[N] medians are on a falling line (1: the last one alone), from ``begin`` to ``end``
+    float32[N], log10, with a present ``pace`` float32[N] in decades from block to block.
     """
 
     level: NDArray[np.float32] = layer_array(np.float32, np.nan)
     block: NDArray[np.int16] = layer_array(np.int16, is_table=True)
     filled: NDArray[np.uint16] = layer_array(np.uint16)
+    blocks: NDArray[np.uint8] = layer_array(np.uint8)
+    begin: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    end: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    pace: NDArray[np.float32] = layer_array(np.float32, np.nan)
+
+    def falls_straight(self, columns: Ints, levels: Floats, lengths: Ints) -> Mask:
+        """Return the layers that have fallen in one line until now, where they have these levels, log10.
+
+        ``lengths`` int64[L] are those of a block.
+        """
+        begin, end, pace = (array[columns].astype(np.float64) for array in (self.begin, self.end, self.pace))
+        between = np.maximum(self.blocks[columns].astype(np.int64) - 1, 1)
+        whole_pace = (begin - end) / between
+        expected = end - pace * (0.5 + self.filled[columns] / lengths)
+        with np.errstate(invalid="ignore"):
+            is_straight = np.abs(pace - whole_pace) <= LINE_SHARE * whole_pace + PACE_NOISE * np.sqrt(
+                NOISE_BLOCK / lengths
+            )
+            is_near = np.abs(expected - levels) <= ON_LINE
+        straight: Mask = (self.blocks[columns] >= LINE_BLOCKS) & is_straight & is_near
+        return straight
 
     def levels(self, columns: Ints) -> Floats:
         return self.level[columns].astype(np.float64)
@@ -45,6 +94,7 @@ class Baselines(LayerArrays):
         """Drop the open block of every layer, as a new launch does; the levels stay."""
         self.filled[:] = 0
         self.block[:] = 0
+        self.blocks[:] = 0
 
 
 def rows_before_close(baselines: Baselines, columns: Ints, is_measured: Mask, lengths: Ints) -> int:
@@ -113,13 +163,52 @@ def _close(baselines: Baselines, layers: Ints, length: int) -> int:
     # The upper median of an even number: there is nothing between a value and an exact zero.
     # A row per layer, of four bytes: numpy selects among these several times faster.
     block = np.ascontiguousarray(baselines.block[:length, layers].T, np.int32)
-    median = np.partition(block, length // 2, axis=1)[:, length // 2]
+    middle = np.partition(block, length // 2, axis=1)[:, length // 2]
     # A layer that was exactly zero at its best has no baseline: zeros would be an infinite fall under it.
-    median = np.where(median > ZERO_LEVEL, median / 1000, np.nan).astype(np.float32)
+    median = np.where(middle > ZERO_LEVEL, middle / 1000, np.nan).astype(np.float32)
+    _follow_line(baselines, layers, median, LINE_NOISE * math.sqrt(NOISE_BLOCK / length))
     level = baselines.level[layers]
     rose = (median > level) | (np.isnan(level) & ~np.isnan(median))
     baselines.level[layers] = np.fmax(level, median)
     return int(rose.sum())
+
+
+def _follow_line(baselines: Baselines, layers: Ints, median: NDArray[np.float32], noise: float) -> None:
+    """Add the median of a block of these layers to their lines, or begin new ones; one without a median has none."""
+    blocks, begin, end = baselines.blocks[layers], baselines.begin[layers], baselines.end[layers]
+    pace, fall = baselines.pace[layers], end - median
+    whole_pace = (begin - end) / np.maximum(blocks.astype(np.float32) - 1, 1)
+    with np.errstate(invalid="ignore"):
+        goes_on = (blocks >= 2) & (np.abs(fall - whole_pace) <= LINE_SHARE * whole_pace + noise)
+        begins = (blocks >= 1) & (fall >= LEAST_PACE)
+    length = np.where(goes_on, np.minimum(blocks, 254) + 1, np.where(begins, 2, 1))
+    baselines.blocks[layers] = np.where(np.isnan(median), 0, length)
+    baselines.begin[layers] = np.where(goes_on, begin, np.where(begins, end, median))
+    baselines.end[layers] = median
+    baselines.pace[layers] = np.where(goes_on, pace + RECENT_SHARE * (fall - pace), fall)
+
+
+@dataclass
+class Weights(LayerArrays):
+    """The norm of each layer's weights as it was measured last, and at its highest; float32[N], NaN = not yet."""
+
+    last: NDArray[np.float32] = layer_array(np.float32, np.nan)
+    highest: NDArray[np.float32] = layer_array(np.float32, np.nan)
+
+    def observe(self, columns: Ints, norms: NDArray[np.float32]) -> None:
+        """Add the norms of n steps, float32[n, L], NaN where not measured."""
+        is_measured = ~np.isnan(norms)
+        row = len(norms) - 1 - np.argmax(is_measured[::-1], axis=0)
+        last = np.take_along_axis(norms, row[None], axis=0)[0]
+        self.last[columns] = np.where(is_measured.any(axis=0), last, self.last[columns])
+        self.highest[columns] = np.fmax(self.highest[columns], np.fmax.reduce(norms, axis=0))
+
+    def largest_fall(self, columns: Ints) -> float:
+        """Return the most decades by which weights of any of these layers are under their highest norm."""
+        last, highest = self.last[columns].astype(np.float64), self.highest[columns].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            falls = np.log10(highest) - np.log10(last)
+        return float(np.fmax.reduce(falls, initial=0.0))
 
 
 @dataclass

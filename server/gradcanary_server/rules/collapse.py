@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradcanary_server.rules import signals
-from gradcanary_server.rules.layer_config import LayerRules
+from gradcanary_server.rules.baselines import block_lengths
+from gradcanary_server.rules.layer_config import Family, LayerRules
 from gradcanary_server.rules.signals import INFORMATION, Vote
 from gradcanary_server.rules.steps import (
     Context,
@@ -22,6 +23,7 @@ from gradcanary_server.rules.steps import (
     Span,
     Step,
     any_layer,
+    find_handed_over,
     find_zero_counts,
     first_true,
 )
@@ -30,8 +32,20 @@ from gradcanary_server.rules.warmup import late_join_steps
 
 COMMON_QUANTILE = 0.05
 
+WEIGHTS_SHARE = 0.5
+"""Of the decades of a fall, by which weights fall that explain it: in a product of two, half of it is either's."""
+
 FEW = 4
 """With this many layers or fewer, all but one are not nearly all."""
+
+DENSE_SHARE = np.array(0.5)
+"""Of the last observations. Experts and rare words have a gradient in fewer; a layer that dies has lost some before its
+neighbours are found."""
+
+FAMILY_DECADES = 1.0
+"""Decades that the middle one of a family must be farther under the best but one than ``siblings_decades``, because one
+of two proves less than a quarter of all. In healthy models it was 1.8 decades under it at most, and 4.3 to 5 where
+plain layers lost their gradient with depth."""
 
 
 class CollapseDetector(Detector):
@@ -41,6 +55,8 @@ class CollapseDetector(Detector):
         super().__init__(context)
         launch = context.launch
         self._has_threshold = bool(launch.absmax_below or launch.norm_below or self.config.has_threshold)
+        self._weight_norms = context.weight_norms
+        self._block_lengths = block_lengths(self.config.observations, context.batch.every)
         self._late_join_steps = late_join_steps(context.rules.grace, context.batch.every)
         if self._has_threshold:
             self.eventful = any_layer(self._vote_by_threshold(context.batch))
@@ -57,7 +73,8 @@ class CollapseDetector(Detector):
             common_fall = find_common_fall(falls, self.config)
             may_vote = np.isinf(common_fall)  # ``zero_counts`` is exact only for single steps
         may_vote |= any_layer(self._vote_by_fall(falls, common_fall))
-        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, self._sibling_quartiles(falls.sample)))
+        siblings = self._sibling_levels(falls.sample, grace_over=span.grace_over)
+        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, siblings))
         may_vote |= any_layer(self._vote_by_lateness(falls, steps))
         return first_true(may_vote)
 
@@ -65,10 +82,15 @@ class CollapseDetector(Detector):
         rows = slice(span.begin, span.end)
         low, is_measured, columns = self.context.low[rows], self.context.batch.is_measured[rows], self.config.columns
         self.state.below_threshold[columns] = _last_measured(low, is_measured, self.state.below_threshold[columns])
+        if self._weight_norms is not None:
+            self.state.weights.observe(columns, self._weight_norms[rows])
 
     def observe(self, step: Step) -> Iterator[Vote]:
         sample, state, config = step.sample, self.state, self.config
         low = (sample.absmax < config.enter) & config.enabled
+        if self._weight_norms is not None:
+            row = int(np.searchsorted(self.context.batch.steps, sample.step))
+            state.weights.observe(config.columns, self._weight_norms[row : row + 1])
         if self._has_threshold:
             yield self.vote(signals.THRESHOLD, step, self._vote_by_threshold(sample))
         # On healthy steps no layer is low, and no score can move.
@@ -81,7 +103,7 @@ class CollapseDetector(Detector):
     def _observe_evidence(self, step: Step) -> Iterator[Vote]:
         """Yield votes by evidence that low layers were higher before."""
         sample, state, columns = step.sample, self.state, self.config.columns
-        siblings = step.siblings = self._sibling_quartiles(sample)
+        siblings = step.siblings = self._sibling_levels(sample, grace_over=state.progress.grace_over)
         if state.progress.scale_severity == INFORMATION:
             return  # The loss explains why all gradients are small.
         if sample.clipped and state.scores.firing[signals.EXPLOSION].any():
@@ -92,7 +114,15 @@ class CollapseDetector(Detector):
         # A layer that stays under ``exit`` never recovers: without this one bad step a month would add up.
         is_not_zero = sample.is_measured & ~sample.zero
         is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(step.common_fall)
-        yield self.vote(signals.FALL, step, self._vote_by_fall(falls, step.common_fall), decays=is_judged)
+        votes = self._vote_by_fall(falls, step.common_fall)
+        straight = self._falls_straight(falls, votes)
+        had_fallen = bool(state.scores.firing[signals.FALL].any())
+        yield self.vote(signals.FALL, step, np.where(straight, np.minimum(votes, 0), votes), decays=is_judged)
+        if not had_fallen and state.scores.firing[signals.FALL].any():
+            least = self.config.vanished.observations
+            state.activity.was_dense[columns] = state.activity.regular(columns, DENSE_SHARE, least)
+        yield self.vote(signals.STRAIGHT, step, np.where(straight, votes, np.minimum(votes, 0)), decays=is_judged)
+        yield self.vote(signals.FOLLOWS, step, self._vote_by_following(falls, step.common_fall), decays=is_judged)
         votes = self._vote_by_siblings(falls, step.common_fall, siblings)
         yield self.vote(signals.SIBLINGS, step, votes, decays=is_not_zero)
         yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)))
@@ -112,10 +142,43 @@ class CollapseDetector(Detector):
             median = _median(np.where(is_omitted, np.nan, decades))[..., None]
             with np.errstate(invalid="ignore"):
                 fell &= (decades - median >= config.over_common) | np.isnan(median)
+        if fell.ndim == 1:  # of several steps some may be left
+            fell &= ~find_handed_over(self.state.activity, config, sample.every, fell & sample.zero)
         return self._votes(fell, sample, config.by_fall)
 
-    def _vote_by_siblings(self, falls: Falls, common_fall: Floats, quartiles: Floats) -> Votes:
-        """Vote +1 where a layer is low and far under the upper quartile of its siblings, without a fall of its own.
+    def _falls_straight(self, falls: Falls, votes: Votes) -> Mask:
+        """Return the layers that fell, vote by vote, in one straight line while no weights fell half as far.
+
+        Weights that shrink are a fault, whatever the line is; an annealed factor in front of a loss is none. A layer
+        whose line has been told stays so when it ends, unless it is gone altogether.
+        """
+        fell, columns = votes > 0, self.config.columns
+        if not fell.any():
+            return fell
+        is_line = self.state.baselines.falls_straight(columns, falls.sample.level, self._block_lengths)
+        is_line |= self.state.scores.firing[signals.STRAIGHT, columns] & ~falls.sample.zero
+        is_line &= ~self.state.scores.firing[signals.FALL, columns]
+        straight: Mask = fell & is_line & (self.state.weights.largest_fall(columns) < WEIGHTS_SHARE * falls.decades)
+        return straight
+
+    def _vote_by_following(self, falls: Falls, common_fall: Floats) -> Votes:
+        """Vote +1 where a layer fell whose zeros are no fall of its own, beside layers that fell.
+
+        It dies with its neighbours, and is exactly zero more and more often. An expert that a router gives up is, too,
+        but it had no gradient most of the time before.
+        """
+        sample, state, config = falls.sample, self.state, self.config
+        firing = state.scores.firing[:, config.columns]
+        may_follow = state.activity.was_dense[config.columns] & ~falls.zero_counts & ~firing[signals.MISSED].any(axis=0)
+        with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
+            fell = (falls.decades >= config.fall) & (falls.decades - common_fall >= config.over_common)
+        fell &= (sample.absmax < config.enter) & may_follow & ~firing[signals.FALL]
+        if fell.any() and firing[signals.FALL].any():
+            return self._votes(fell & config.beside(firing[signals.FALL]), sample, config.by_fall)
+        return self._votes(np.zeros_like(fell), sample, config.by_fall)
+
+    def _vote_by_siblings(self, falls: Falls, common_fall: Floats, siblings: Floats) -> Votes:
+        """Vote +1 where a layer is low and far under the level of its ``siblings``, without a fall of its own.
 
         Its own fall is judged as such, once falls are detected. A layer that was always exactly zero is unused, not
         collapsed. A layer with an accepted baseline is compared with its own past only.
@@ -124,8 +187,8 @@ class CollapseDetector(Detector):
         own = config.by_fall & (falls.decades >= config.fall) & ~np.isnan(common_fall[..., None])
         unused = sample.zero & (np.isnan(falls.decades) | ~falls.zero_counts)
         with np.errstate(divide="ignore", invalid="ignore"):
-            under = np.log10(quartiles) - sample.level >= config.siblings
-        low = (sample.absmax < config.enter) & under & (quartiles > 0)
+            under = np.log10(siblings) - sample.level >= config.siblings
+        low = (sample.absmax < config.enter) & under & (siblings > 0)
         return self._votes(low & ~own & ~unused & ~self.state.accepted[config.columns], sample, config.by_siblings)
 
     def _vote_by_lateness(self, falls: Falls, steps: Ints) -> Votes:
@@ -152,14 +215,40 @@ class CollapseDetector(Detector):
         good = sample.absmax > self.config.exit
         return ((bad & counts).astype(np.int8) - (good & counts)).astype(np.int8)
 
-    def _sibling_quartiles(self, sample: LayerPlanes) -> Floats:
-        """Return the upper quartile of each low layer's siblings, NaN if too few were measured or none is low."""
-        quartiles = np.full(sample.absmax.shape, np.nan)
-        low = sample.absmax < self.config.enter
-        for family in self.config.families:
-            if low[..., family.members].any():
-                quartiles[..., family.members] = _quartile(sample.absmax[..., family.members], family.least)
-        return quartiles
+    def _sibling_levels(self, sample: LayerPlanes, *, grace_over: bool) -> Floats:
+        """Return the absmax that each low layer's siblings have, NaN if too few were measured or none is low.
+
+        It is their upper quartile. Where most siblings are sick, that is sick, too, and it is the best but one: the
+        best may be an odd one, as the first block is. Before the end of grace, gradients may still be on their way
+        through a deep model.
+        """
+        levels, config = np.full(sample.absmax.shape, np.nan), self.config
+        low = sample.absmax < config.enter
+        for family in config.families:
+            members = family.members
+            if low[..., members].any():
+                absmax = sample.absmax[..., members]
+                level = _quartile(absmax, family.least)
+                if grace_over:
+                    best, is_sick = self._best_siblings(absmax, family)
+                    level = np.where(is_sick, best, level)
+                levels[..., members] = level
+        return levels
+
+    def _best_siblings(self, absmax: Floats, family: Family) -> tuple[Floats, Mask]:
+        """Return the best absmax but one of a family, and True where it is healthy and half of them are far under it.
+
+        Members without a gradient, such as experts that were not asked, do not count.
+        """
+        config, members = self.config, family.members
+        ordered = np.sort(np.where(absmax > 0, absmax, np.nan), axis=-1)  # NaN last
+        number = np.count_nonzero(absmax > 0, axis=-1)[..., None]
+        best, middle = (
+            np.take_along_axis(ordered, np.maximum(rank, 0), axis=-1) for rank in (number - 2, (number - 1) // 2)
+        )
+        is_far = np.log10(best) - np.log10(middle) >= config.siblings[members] + FAMILY_DECADES
+        is_sick = is_far & (middle < config.enter[members]) & (best > config.exit[members])
+        return best, is_sick & (number >= family.least)
 
 
 def find_common_fall(falls: Falls, config: LayerRules) -> Floats:
@@ -206,7 +295,9 @@ def _counted_layers(falls: Falls, config: LayerRules) -> tuple[Mask, Ints, Mask]
     living = np.count_nonzero(alive, axis=-1)
     have_baselines = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
     steps = sample.is_measured.shape[:-1]
-    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1), steps)
+    # A factor of zero leaves no gradient to layers that are too new to have a baseline.
+    is_factor = (number > 0) | ~(alive & np.isnan(baseline) & sample.is_measured & ~sample.zero).any(axis=-1)
+    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1) & is_factor, steps)
     return counted, np.broadcast_to(rank, steps), is_known
 
 

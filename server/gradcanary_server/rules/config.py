@@ -90,7 +90,7 @@ class Collapse(Section):
     """L2 norm under which a layer fires without evidence; None = no such threshold."""
     siblings_min: Count = 4
     siblings_decades: Decades = 2.0
-    """Decades under the upper quartile of the siblings."""
+    """Decades under the upper quartile of the siblings, or under the best but one where most of them are sick."""
     fire_after_steps: Count = 20
     resolve_after_steps: Count = 100
 
@@ -148,10 +148,9 @@ class Vanished(Section):
 
 @dataclass(frozen=True, config=STRICT)
 class Unused(Section):
-    """A trainable layer that never had a gradient."""
+    """A trainable layer that never had a gradient: information, because models have heads that a task does not use, and
+    work; a warning if most layers, or all adapters, are such."""
 
-    notify: Flag = False
-    """Models have heads that a task does not use, and work."""
     observations: Count = 50
     """Of a launch: a LoRA's lora_A and a gate that starts at zero have no gradient for a step or two."""
 
@@ -234,7 +233,8 @@ class Fp16Underflow(Section):
 
     notify: Flag = False
     growth: Share = 0.25
-    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start."""
+    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start. Over 0
+    where most other elements are among the smallest numbers of float16: sparse gradients have no such ones."""
     share: Share = 0.9
     """The critical share of exact zeros."""
     observations: Count = 5
@@ -246,8 +246,18 @@ class ClipBeforeUnscale(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class LossScale(Section):
+    """A GradScaler whose scale fell by 2^10 while it goes on to skip steps, or under 1."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class NotOptimized(Section):
     """Trainable parameters that receive gradients and that no optimizer holds: they never change."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class NeverCleared(Section):
+    """Gradients that no part of the loop clears after a step: each step uses the sum of all so far."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -320,6 +330,7 @@ RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
     "second_moments": ("notify",),
     "fp16_underflow": ("notify",),
     "not_optimized": ("notify",),
+    "never_cleared": ("notify",),
 }
 """Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
 about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
@@ -343,6 +354,7 @@ class LayerRule:
     second_moments: SecondMoments | None = None
     fp16_underflow: Fp16Underflow | None = None
     not_optimized: NotOptimized | None = None
+    never_cleared: NeverCleared | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -364,7 +376,9 @@ class Rules:
     second_moments: SecondMoments = field(default_factory=SecondMoments)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    loss_scale: LossScale = field(default_factory=LossScale)
     not_optimized: NotOptimized = field(default_factory=NotOptimized)
+    never_cleared: NeverCleared = field(default_factory=NeverCleared)
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
     crash: Crash = field(default_factory=Crash)

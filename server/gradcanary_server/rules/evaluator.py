@@ -18,6 +18,7 @@ from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.explosion import ExplosionDetector
 from gradcanary_server.rules.in_vain import InVainDetector
 from gradcanary_server.rules.layer_config import compile_rules
+from gradcanary_server.rules.loss_scale import LossScaleDetector
 from gradcanary_server.rules.no_update import NoUpdateDetector
 from gradcanary_server.rules.nonfinite import NonfiniteDetector
 from gradcanary_server.rules.precision import PrecisionDetector, StaticFindings
@@ -55,7 +56,7 @@ class Evaluator:
         last = state.progress.last_step
         batch = SampleBatch.of(samples, len(launch.layers))
         losses = Losses.of(samples, max(last, state.progress.last_loss_step))
-        self.context = context = Context(state, launch, rules, config, batch, losses)
+        self.context = context = Context(state, launch, rules, config, batch, losses, samples)
         self.begin = int(np.searchsorted(batch.steps, last, side="right"))
         self._static = StaticFindings(context)
         if self.begin < len(batch.steps):
@@ -65,6 +66,7 @@ class Evaluator:
         self.detectors: tuple[Detector, ...] = (
             self._static,
             self._nonfinite,
+            LossScaleDetector(context),
             ActivityTracker(context),
             ExplosionDetector(context),
             self._scale_drop,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +20,9 @@ from gradcanary_server.rules.config import RUN_WIDE_KEYS, Collapse, LayerRule, R
 from gradcanary_server.rules.types import Floats, Ints, LayerFacts, Mask
 
 _DIGITS = re.compile(r"\d+")
+_BLOCK = re.compile(r"(.*?\.)??(\d{1,9})(?:\.|$)")
+
+LORA_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 
 Value = TypeVar("Value")
 
@@ -44,6 +49,10 @@ class LayerThresholds:
         return bool(self.enabled.any())
 
 
+Kind: TypeAlias = tuple[int, str, "str | None", int]
+"""What layers that are like each other share."""
+
+
 class Family(NamedTuple):
     """Siblings: ``members`` int64[k] are positions in the launch, ``least`` of them must be measured."""
 
@@ -56,9 +65,12 @@ class LayerRules:
     """Each array belongs to the launch's layers, in their order.
 
     ``columns`` int64[L] are layer numbers, ``shapes`` uint32[L] checksums of shapes; ``enter_level`` is log10;
-    ``by_fall``, ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
+    ``block`` and ``place`` int64[L] are the block of each layer, -1 = none, and its number; ``by_fall``,
+    ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
     where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
-    of each layer, -1 = none; ``is_half`` are float16 parameters, ``is_low`` these and bfloat16; ``numel`` are elements.
+    of each layer, -1 = none; ``is_half`` are float16 parameters, ``is_low`` these and bfloat16; ``numel`` are elements;
+    ``kind`` int64[L] is the same for layers with the same module class, shape and last part of the name, each half of
+    LoRA pairs for itself; ``is_adapter`` are both halves. ``facts`` are the layers.
     """
 
     columns: Ints
@@ -77,9 +89,13 @@ class LayerRules:
     fire_after: NDArray[np.float32]
     resolve_after: NDArray[np.float32]
     families: tuple[Family, ...]
+    block: Ints
+    place: Ints
     groups: int
     group: Ints
     is_half: Mask
+    kind: Ints
+    is_adapter: Mask
     is_low: Mask
     numel: Floats
     nonfinite: LayerThresholds
@@ -94,16 +110,40 @@ class LayerRules:
     second_moments: LayerThresholds
     fp16_underflow: LayerThresholds
     not_optimized: LayerThresholds
+    never_cleared: LayerThresholds
+    facts: tuple[LayerFacts, ...]
 
     @cached_property
     def enter_level(self) -> Floats:
         level: Floats = np.log10(self.enter)
         return level
 
+    def beside(self, chosen: Mask) -> Mask:
+        """Return the layers in the blocks of the chosen ones or next to them; all are where a name has no block."""
+        is_beside: Mask = self.block < 0
+        if (is_beside & chosen).any():
+            return np.ones_like(chosen)
+        for block, place in set(zip(self.block[chosen].tolist(), self.place[chosen].tolist(), strict=True)):
+            is_beside = is_beside | ((self.block == block) & (np.abs(self.place - place) <= 1))
+        return is_beside
+
     @cached_property
     def has_threshold(self) -> bool:
         """True if a layer is compared with a configured threshold."""
         return bool(self.by_threshold.any() or self.norm_below.any())
+
+    def like(self, position: int) -> Ints:
+        """Return the positions of the layers like one, without it: those that another block, domain or task has."""
+        kinds = [self._kinds[kind] for kind in _kinds_of(self.facts[position]) if kind in self._kinds]
+        return np.array(sorted({*chain.from_iterable(kinds)} - {position}), np.int64)
+
+    @cached_property
+    def _kinds(self) -> Mapping[Kind, Sequence[int]]:
+        kinds: dict[Kind, list[int]] = defaultdict(list)
+        for position, layer in enumerate(self.facts):
+            for kind in _kinds_of(layer):
+                kinds[kind].append(position)
+        return {kind: positions for kind, positions in kinds.items() if len(positions) > 1}
 
 
 def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
@@ -144,12 +184,16 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
     entries = [rules.entry_of(layer.name) for layer in layers]
     sections = [rules.collapse if entry is None else entry.collapse or rules.collapse for entry in entries]
 
+    halves = [match[1] if (match := LORA_HALF.search(layer.name)) else "" for layer in layers]
+
     def floats(attribute: str) -> Floats:
         return np.array([getattr(rule, attribute) for rule in sections], np.float64)
 
     def uses(evidence: str) -> Mask:
         return np.array([rule.enabled and evidence in rule.evidence for rule in sections], np.bool_)
 
+    blocks = [block_of(layer.name) for layer in layers]
+    rows = {row: number for number, row in enumerate(dict.fromkeys(name.row for name in blocks if name))}
     return LayerRules(
         columns=np.array([layer.number for layer in layers], np.int64),
         shapes=np.array([crc32(repr(layer.shape).encode()) for layer in layers], np.uint32),
@@ -168,13 +212,27 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         fire_after=floats("fire_after_steps").astype(np.float32),
         resolve_after=floats("resolve_after_steps").astype(np.float32),
         families=_families(layers, sections),
+        block=np.array([rows[name.row] if name else -1 for name in blocks], np.int64),
+        place=np.array([name.place if name else -1 for name in blocks], np.int64),
         groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
         group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
         is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
+        facts=layers,
+        kind=_kinds(layers, halves),
+        is_adapter=np.array([half != "" for half in halves], np.bool_) & ({"A", "B"} <= set(halves)),
         is_low=np.array([layer.param_dtype in ("bfloat16", "float16") for layer in layers], np.bool_),
         numel=np.array([math.prod(layer.shape) for layer in layers], np.float64),
         **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
     )
+
+
+def _kinds(layers: tuple[LayerFacts, ...], halves: Sequence[str]) -> Ints:
+    kinds = [
+        (layer.module_class, layer.shape, layer.name.rpartition(".")[2], half)
+        for layer, half in zip(layers, halves, strict=True)
+    ]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([numbers[kind] for kind in kinds], np.int64)
 
 
 def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> LayerThresholds:
@@ -194,6 +252,21 @@ def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> Lay
     )
 
 
+class BlockName(NamedTuple):
+    """The first number in a name between dots, and all that stands before it: ``blocks.7.attn.q`` is in blocks, 7."""
+
+    row: str
+    place: int
+
+    def is_beside(self, other: BlockName) -> bool:
+        return self.row == other.row and abs(self.place - other.place) <= 1
+
+
+def block_of(name: str) -> BlockName | None:
+    match = _BLOCK.match(name)
+    return None if match is None else BlockName(match[1] or "", int(match[2]))
+
+
 def _families(layers: tuple[LayerFacts, ...], sections: list[Collapse]) -> tuple[Family, ...]:
     """Return layers whose names differ in numbers only, with the same module class and shape."""
     siblings: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -204,3 +277,16 @@ def _families(layers: tuple[LayerFacts, ...], sections: list[Collapse]) -> tuple
         for positions in siblings.values()
     )
     return tuple(family for family in families if len(family.members) >= family.least)
+
+
+def _kinds_of(layer: LayerFacts) -> Iterator[Kind]:
+    """Yield what layers like this one share: the name but for its numbers, or but for one part of it.
+
+    So ``heads.0.weight`` is like ``heads.1.weight``, and ``domains.news.head.weight`` like ``domains.law.head.weight``.
+    Heads of two tasks may differ in size, so the number of dimensions counts and not the shape. The last part is the
+    parameter's own name, except in a dict of parameters.
+    """
+    of_class, dimensions, parts = layer.module_class, len(layer.shape), layer.name.split(".")
+    yield -1, _DIGITS.sub("#", layer.name), of_class, dimensions
+    for place in range(len(parts) - (of_class != "ParameterDict")):
+        yield place, ".".join([*parts[:place], *parts[place + 1 :]]), of_class, dimensions

@@ -22,7 +22,7 @@ from gradcanary.wire import Accumulator, Fact
 from gradcanary_server.rules import signals
 from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE, Vote
 from gradcanary_server.rules.steps import Context, Detector, Sample, Span, Step, any_layer, first_true
-from gradcanary_server.rules.types import Ints, LayerArrays, LayerFacts, Mask, Votes, layer_array
+from gradcanary_server.rules.types import Ints, Launch, LayerArrays, LayerFacts, Mask, Votes, layer_array
 from gradcanary_server.rules.warmup import find_learning
 
 ONE_OBSERVATION = np.array(1)
@@ -92,6 +92,16 @@ def fingerprint(facts: Iterable[Fact], layers: Iterable[LayerFacts] = ()) -> int
     return crc32(repr(values).encode()) if values else 0
 
 
+def has_fact(launch: Launch, *codes: str) -> Mask:
+    """Return the layers of facts with one of these codes; a fact without layers is about all."""
+    found = np.zeros(len(launch.layers), np.bool_)
+    for fact in launch.facts:
+        if fact.code in codes:
+            names = set(fact.layers)
+            found |= np.array([not names or layer.name in names for layer in launch.layers], np.bool_)
+    return found
+
+
 class StaticFindings(Detector):
     """Findings that fire without a count; evaluated when facts change or a window has more micro-steps."""
 
@@ -146,8 +156,9 @@ class StaticFindings(Detector):
             signals.SUM_COARSE: is_low & is_coarse,
             signals.DECLARED: is_declared & rule.enabled,
             signals.COARSE_MOMENTS: self._has_fact(*_MOMENTS) & config.second_moments.enabled,
-            signals.NO_SCALER: self._has_fact("fp16_without_scaler") & config.fp16_underflow.enabled,
+            signals.NO_SCALER: self._has_fact(wire.FLOAT16_WITHOUT_SCALER) & config.fp16_underflow.enabled,
             signals.CLIPPED_SCALED: self._has_fact("clip_before_unscale") & clip_enabled,
+            signals.NEVER_CLEARED: self._has_fact(wire.NEVER_CLEARED) & config.never_cleared.enabled,
             signals.UNDONE: self._has_fact("undone_updates") & config.no_update.enabled,
             signals.NOT_OPTIMIZED: self._in_no_optimizer() & config.not_optimized.enabled,
         }
@@ -158,14 +169,7 @@ class StaticFindings(Detector):
         return is_unheld
 
     def _has_fact(self, *codes: str) -> Mask:
-        """Return the layers of facts with one of these codes; a fact without layers is about all."""
-        launch = self.context.launch
-        has_fact = np.zeros(len(launch.layers), np.bool_)
-        for fact in launch.facts:
-            if fact.code in codes:
-                names = set(fact.layers)
-                has_fact |= np.array([not names or layer.name in names for layer in launch.layers], np.bool_)
-        return has_fact
+        return has_fact(self.context.launch, *codes)
 
 
 class PrecisionDetector(Detector):
@@ -177,21 +181,23 @@ class PrecisionDetector(Detector):
         if measured:
             self.eventful = np.logical_or.reduce([~np.isnan(values).all(axis=1) for values in measured])
         self._zeros = context.batch.values.get("zero_fraction")
+        self._at_limit = has_fact(context.launch, wire.FLOAT16_LIMIT)
+        self._is_half = self._at_limit | context.config.is_half | has_fact(context.launch, wire.FLOAT16_GRADIENTS)
 
     def is_active(self) -> bool:
         return bool(self.state.scores.score[signals.ZEROS].any())
 
     def quiet_rows(self, span: Span) -> int:
-        if self._zeros is None or not (is_half := self._is_half()).any():
+        if self._zeros is None or not (is_half := self._find_half()).any():
             return len(span)
         zeros = np.where(is_half, self._zeros[span.begin : span.end], np.nan)
         least = self.state.precision.least_zeros[self.config.columns]
         least = np.fmin.accumulate(np.vstack([least, zeros]), axis=0)[1:]
-        grows = (zeros - least >= self.config.fp16_underflow.growth) & is_half
+        grows = (zeros - np.where(self._at_limit, 0, least) >= self.config.fp16_underflow.growth) & is_half
         return first_true(any_layer(grows))
 
     def skip(self, span: Span) -> None:
-        if self._zeros is not None and (is_half := self._is_half()).any():
+        if self._zeros is not None and (is_half := self._find_half()).any():
             least, columns = self.state.precision.least_zeros, self.config.columns
             zeros = np.where(is_half, self._zeros[span.begin : span.end], np.nan)
             least[columns] = np.fmin(least[columns], np.fmin.reduce(zeros, axis=0))
@@ -201,7 +207,7 @@ class PrecisionDetector(Detector):
             return
         stands_since = max(step.sample.step - unmoved_span(step.sample.every), 0)
         for signal, votes in self._votes(step.sample).items():
-            is_noisy = signal in (signals.UNDERFLOW, signals.ALL_ZERO)
+            is_noisy = signal in signals.ZEROS
             observations = self.config.fp16_underflow.observations if is_noisy else ONE_OBSERVATION
             fire_after = (observations * MAX_WEIGHT_IDLE).astype(np.float32)
             since = stands_since if signal in (signals.FROZEN, signals.STOPPED) else None
@@ -220,21 +226,24 @@ class PrecisionDetector(Detector):
         is_judged = ~np.isnan(share) & is_learning
         has_stopped = is_judged & precision.has_moved[columns] & (share > frozen.stopped_share)
         precision.has_moved[columns] |= share < frozen.moved_share
-        is_measured, least = ~np.isnan(zeros) & self._is_half(), precision.least_zeros[columns]
+        is_measured, least = ~np.isnan(zeros) & self._find_half(), precision.least_zeros[columns]
         least = precision.least_zeros[columns] = np.where(is_measured, np.fmin(least, zeros), least)
         grew = is_measured & (zeros - least >= underflow.growth)
+        is_cut_off = is_measured & self._at_limit & (zeros >= underflow.growth)
         return {
             signals.LOST: _votes(is_lost, ~np.isnan(error), sums.enabled),
             signals.STOPPED: _votes(has_stopped, is_judged, frozen.enabled),
             signals.FROZEN: _votes(is_judged & (share > frozen.share), is_judged, frozen.enabled),
             signals.UNDERFLOW: _votes(grew, is_measured, underflow.enabled),
             signals.ALL_ZERO: _votes(grew & (zeros > underflow.share), is_measured, underflow.enabled),
+            signals.AT_LIMIT: _votes(is_cut_off, is_measured, underflow.enabled),
+            signals.ALL_AT_LIMIT: _votes(is_cut_off & (zeros > underflow.share), is_measured, underflow.enabled),
         }
 
-    def _is_half(self) -> Mask:
-        """Return the layers with gradients computed in float16."""
+    def _find_half(self) -> Mask:
+        """Return the layers with gradients computed in float16, by their dtypes or by their values."""
         sums_half: Mask = self.state.precision.sum_dtype[self.config.columns] == FLOAT16
-        return sums_half | self.config.is_half
+        return sums_half | self._is_half
 
 
 def _votes(is_bad: Mask, is_measured: Mask, enabled: Mask) -> Votes:

@@ -108,7 +108,8 @@ def apply_layer_set(state: RuleState, launch: Launch, config: LayerRules) -> tup
     removed = tuple(resolutions(firing, find_firing(state), launch.first_step, "layer_gone"))
     state.below_threshold[leaves] = False
     replaced = columns[reshaped]
-    for arrays in (state.baselines, state.activity, state.precision, state.updates, state.initial_levels):
+    every = (state.baselines, state.activity, state.precision, state.updates, state.initial_levels, state.weights)
+    for arrays in every:
         arrays.forget(replaced)
     state.alive[replaced] = state.accepted[replaced] = False
     if is_new:
@@ -145,6 +146,7 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
     state.baselines.drop_blocks()
     state.activity.forget(slice(None))
     state.precision.forget(slice(None))
+    state.weights.forget(slice(None))
     state.updates.forget(slice(None))
     state.scores.reset_pending()
     state.of_run.reset_pending()
@@ -158,6 +160,8 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
         last_small_step=min(before.last_small_step, launch.first_step),
         scale_severity=before.scale_severity,
         explosion_severity=before.explosion_severity,
+        # Facts about the loop are of the last launch: without them the finding is over.
+        facts=NO_FINGERPRINT if state.scores.firing[[signals.NEVER_CLEARED, signals.NO_SCALER]].any() else 0,
     )
 
 
@@ -175,7 +179,7 @@ def rebaseline(state: RuleState, rule: str) -> tuple[RuleState, tuple[int | None
     if rule == "scale_drop":
         return rebaselined, _rebaseline_run(rebaselined)
     firing = state.scores.firing
-    evidence = [signals.FALL, signals.SIBLINGS, signals.LATE]
+    evidence = [signals.FALL, signals.SIBLINGS, signals.LATE, signals.STRAIGHT, signals.FOLLOWS]
     layers = np.flatnonzero(firing[evidence].any(axis=0) & ~firing[signals.THRESHOLD])
     for signal in evidence:
         rebaselined.scores.reset_signal(signal, layers)

@@ -178,6 +178,7 @@ def track_small_falls(progress: Progress, steps: Ints, is_far: Mask, is_known: M
 def rate_fall(decades: float, losses: Floats, progress: Progress) -> Severity:
     """Return the severity of a common fall: information if the loss explains it, critical if the loss did not fall.
 
+    Gradients of exactly zero are critical, too, if a known loss does not explain them: nothing learns any more.
     ``losses`` are the last ones. A loss that is absent or not finite explains nothing. A negative loss does if it came
     down to its floor, as the gradients did.
     """
@@ -194,7 +195,7 @@ def rate_fall(decades: float, losses: Floats, progress: Progress) -> Severity:
         return "information"
     if math.isinf(decades) and (loss_fall >= TO_ZERO or _fell_lately(losses, loss_now)):
         return "information"
-    return "warning" if loss_fall > 0 else "critical"
+    return "warning" if loss_fall > 0 and math.isfinite(decades) else "critical"
 
 
 def knows_loss(losses: Floats, progress: Progress) -> bool:
@@ -243,6 +244,11 @@ def median_loss(losses: Floats) -> float | None:
 def loss_explains_zeros(zeros: Mask, losses: Floats, progress: Progress) -> bool:
     """Return True if all gradients are exactly zero because the loss came to zero, if only batch by batch."""
     return len(zeros) > 0 and bool(zeros.all()) and rate_fall(math.inf, losses, progress) == "information"
+
+
+def is_at_work(losses: Floats) -> bool:
+    """Return True if the last losses are known and not zero, so that there is something to learn."""
+    return len(losses) >= RECENT and bool(np.isfinite(losses).all())
 
 
 def expects_gradients(losses: Floats, progress: Progress) -> bool:

@@ -18,7 +18,11 @@ from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArray
 FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
 """Signals of a layer that any step may move. The first four are evidence of collapse. Each has its own count, so one
 kind of evidence says nothing about another."""
-COLLAPSE = slice(FALL, LATE + 1)
+STRAIGHT = 28
+"""Evidence of collapse, too: the gradient falls in one straight line of its logarithm, and no weights do."""
+FOLLOWS = 37
+"""Evidence of collapse, too: a layer that fell beside one that fires for FALL."""
+COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS]
 
 REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
 """Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
@@ -26,17 +30,24 @@ vanished: a layer that nearly always had a gradient, one that seldom had, one th
 
 LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Stats that are measured for a few layers at a time; nothing else moves these signals."""
-ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 
 SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Static findings: they fire without a count."""
 
 NEVER = 21
 """Evidence of vanished, too: no layer ever had a gradient."""
-WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
 
-MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
+HANDED_OVER, NEVER_BUT_ZERO = 29, 30
+"""Evidence of vanished: a layer lost its gradient in the step in which one like it gained its own; gradients reach the
+layers and are exactly zero in all of them, while the loss is not."""
+
+UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
+"""A layer whose gradient was never more than exactly zero; the last two if most layers, or all adapters, never had a
+gradient, or only zeros."""
+
+MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 """Signals that fire until the layer has a gradient again."""
+WITHOUT_GRADIENT = [*MISSED, BY_SCRIPT]
 
 NOT_OPTIMIZED = 22
 """A static finding, too."""
@@ -44,18 +55,25 @@ NOT_OPTIMIZED = 22
 VAIN, VAIN_CLIPPED = 23, 24
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
+AT_LIMIT, ALL_AT_LIMIT = 34, 35
+"""Zeros of gradients that the smallest number of float16 cuts off, judged from the start."""
+ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
+
 UNMOVED, APART, TINY = 25, 26, 27
 """Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly."""
 
-NO_RATE, UNDONE, TOO_FINE, SLOW = range(32, 36)
+NO_RATE, UNDONE, TOO_FINE, SLOW = range(38, 42)
 """Evidence of no_update, too: a learning rate of zero; updates that are undone, a static finding; steps finer than the
 weights; all weights of an optimizer like Adam that move by a small part of the learning rate."""
 
-LAYER_SIGNALS = 36
+NEVER_CLEARED = 36
+"""A static finding, too."""
 
-SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
+LAYER_SIGNALS = 42
+
+SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = range(4)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
-RUN_SIGNALS = 3
+RUN_SIGNALS = 4
 
 NOTHING = -1
 INFORMATION, WARNING, CRITICAL = range(len(SEVERITIES))
@@ -73,6 +91,8 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "collapse": (
         Signal(LATE, "joined_late", INFORMATION),
         Signal(SIBLINGS, "siblings", WARNING),
+        Signal(STRAIGHT, "straight", WARNING),
+        Signal(FOLLOWS, "follows", WARNING),
         Signal(THRESHOLD, "threshold", CRITICAL),
         Signal(FALL, "fall", CRITICAL),
     ),
@@ -80,11 +100,18 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "explosion": (Signal(EXPLOSION, None, WARNING),),
     "vanished": (
         Signal(BY_SCRIPT, "by_script", INFORMATION),
+        Signal(HANDED_OVER, "handed_over", INFORMATION),
         Signal(NEVER, "never", WARNING),
         Signal(SPORADIC, "sporadic", WARNING),
+        Signal(NEVER_BUT_ZERO, "never", CRITICAL),
         Signal(REGULAR, "stopped", CRITICAL),
     ),
-    "unused": (Signal(UNUSED, None, WARNING),),
+    "unused": (
+        Signal(UNUSED_ZERO, "multiplied_by_zero", INFORMATION),
+        Signal(UNUSED, "not_in_graph", INFORMATION),
+        Signal(MOST_ZERO, "multiplied_by_zero", WARNING),
+        Signal(MOST_UNUSED, "not_in_graph", WARNING),
+    ),
     "accumulation_loss": (Signal(LOST, None, CRITICAL),),
     "accumulator": (
         Signal(DECLARED, "declared", INFORMATION),
@@ -102,7 +129,9 @@ RULES: dict[str, tuple[Signal, ...]] = {
     "second_moments": (Signal(COARSE_MOMENTS, None, WARNING),),
     "fp16_underflow": (
         Signal(NO_SCALER, "no_scaler", WARNING),
+        Signal(AT_LIMIT, "at_limit", WARNING),
         Signal(UNDERFLOW, "zeros", WARNING),
+        Signal(ALL_AT_LIMIT, "at_limit", CRITICAL),
         Signal(ALL_ZERO, "all_zeros", CRITICAL),
     ),
     "no_update": (
@@ -116,12 +145,14 @@ RULES: dict[str, tuple[Signal, ...]] = {
     ),
     "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
     "not_optimized": (Signal(NOT_OPTIMIZED, None, WARNING),),
+    "never_cleared": (Signal(NEVER_CLEARED, None, CRITICAL),),
 }
 """The signals of each rule in rising order of severity; the last one that fires gives the evidence."""
 
 RUN_RULES: dict[str, Signal] = {
     "scale_drop": Signal(SCALE_DROP, None, INFORMATION),
     "nonfinite": Signal(NONFINITE_LOSS, None, CRITICAL),
+    "loss_scale": Signal(SCALE_FELL, None, WARNING),
 }
 """The signal of the whole run of each rule that has one. scale_drop has its severity in ``Progress.scale_severity``."""
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
-from gradcanary_server.rules.baselines import Baselines, InitialLevels
+from gradcanary_server.rules.baselines import Baselines, InitialLevels, Weights
+from gradcanary_server.rules.loss_scale import NO_SCALER, Scaler
 from gradcanary_server.rules.no_update import Updates
 from gradcanary_server.rules.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
@@ -85,6 +86,7 @@ class Progress:
     last_rise: int = -1
     """The last step of this launch at which a learning rate rose; -1 = none yet."""
     unmoved: Unmoved = NOTHING_UNMOVED
+    scaler: Scaler = NO_SCALER
 
 
 @dataclass
@@ -111,6 +113,7 @@ class RuleState:
     accepted: Mask
     """bool[N]: layers with an accepted baseline; they are not compared with their siblings."""
     initial_levels: InitialLevels
+    weights: Weights
 
     @classmethod
     def empty(cls, layers: int = 0, observations: int = 0) -> RuleState:
@@ -131,6 +134,7 @@ class RuleState:
             resolve_after=np.zeros(layers, np.float32),
             accepted=np.zeros(layers, np.bool_),
             initial_levels=InitialLevels.none(layers),
+            weights=Weights.none(layers),
         )
 
     def copy(self) -> RuleState:
@@ -146,6 +150,7 @@ class RuleState:
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
             self.scores, self.initial_levels = self.scores.widen(layers), self.initial_levels.widen(layers)
             self.activity, self.precision = self.activity.widen(layers), self.precision.widen(layers)
+            self.weights = self.weights.widen(layers)
             self.updates = self.updates.widen(layers)
         if more > 0 or observations > len(self.baselines.block):
             self.baselines = self.baselines.widen(len(self.present), observations)
@@ -183,6 +188,7 @@ class RuleState:
             "common_fall": astuple(progress.common_fall),
             "jumps": [astuple(jump) for jump in progress.jumps],
             "unmoved": astuple(progress.unmoved),
+            "scaler": astuple(progress.scaler),
         }
         values: dict[str, object] = {
             "progress": {**vars(progress), **lists},
@@ -201,9 +207,11 @@ class RuleState:
         baselines, activity = self.baselines, self.activity
         plain = (self.present, self.alive, self.below_threshold, self.shapes, self.resolve_after, baselines.level)
         idle = (activity.previous_hits, activity.longest_idle, activity.idle)
-        since = (activity.idle_since, activity.frozen_by_script)
+        since = (activity.idle_since, activity.frozen_by_script, activity.gained, activity.was_dense)
+        line = (baselines.blocks, baselines.begin, baselines.end, baselines.pace)
         often = (*self.updates.arrays(), baselines.block, baselines.filled, activity.hits, activity.observed)
-        return (*plain, *idle, *since, *self.precision.arrays(), *self.initial_levels.arrays(), *often)
+        measured = (*self.precision.arrays(), *self.initial_levels.arrays(), *line, *self.weights.arrays())
+        return (*plain, *idle, *since, *measured, *often)
 
     @classmethod
     def unpack(cls, raw: bytes) -> RuleState:
@@ -238,6 +246,7 @@ def _progress(values: Mapping[str, Any]) -> Progress:
             **tuples,
             "jumps": jumps,
             "common_fall": CommonFall(*values["common_fall"]),
+            "scaler": Scaler(*values["scaler"]),
             "unmoved": Unmoved(tuple((int(layer), float(share)) for layer, share in shares), *rest),
         }
     )

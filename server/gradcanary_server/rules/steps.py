@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradcanary import wire
 from gradcanary_server.rules import signals
-from gradcanary_server.rules.activity import Activity
+from gradcanary_server.rules.activity import NEVER_GAINED, Activity
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.layer_config import LayerRules
 from gradcanary_server.rules.signals import Vote
@@ -215,8 +215,12 @@ class Context:
     config: LayerRules
     batch: SampleBatch
     losses: Losses
+    samples: Samples
 
     def __post_init__(self) -> None:
+        norms = self.samples.values.get("weight_norm")
+        self.weight_norms = norms if norms is None else norms.reshape(self.batch.absmax.shape)
+        """Norms of the weights at each step, float32[n, L], NaN where not measured; None = of no layer."""
         self.low: Mask = (self.batch.absmax < self.config.enter) & self.config.enabled
         """Layers under ``enter`` at each step, bool[n, L]."""
         self.is_low = any_layer(self.low)
@@ -291,7 +295,7 @@ class Step:
     """One step and the results of earlier detectors at it.
 
     ``exploding`` bool[L] are layers that set no baseline now; ``common_fall`` is the decades that all layers fell, NaN
-    while unknown; ``siblings`` float64[L] is the upper quartile of each layer's siblings, NaN = unknown;
+    while unknown; ``siblings`` float64[L] is the level of each layer's siblings, NaN = unknown;
     ``has_changed`` is True if something fires, or has another severity, without a vote.
     """
 
@@ -389,6 +393,24 @@ def first_true(mask: Mask) -> int:
 def is_regular(activity: Activity, config: LayerRules) -> Mask:
     """Return the layers that nearly always had a gradient before the present idle span."""
     return activity.regular(config.columns, config.vanished.steady_share, config.vanished.observations)
+
+
+def find_handed_over(activity: Activity, config: LayerRules, every: int, lost: Mask) -> Mask:
+    """Return the layers of those that ``lost`` their gradient in the step in which a layer like them gained its own.
+
+    A change inside a window shows in two steps, so one sample more or less counts as the same. The other layer still
+    had a gradient in the last half of that time: an expert that is asked once in a while has taken over nothing.
+    """
+    handed_over = np.zeros(len(lost), np.bool_)
+    gained, since = activity.gained[config.columns], activity.idle_since[config.columns]
+    idle = activity.idle[config.columns].astype(np.int64)
+    if not lost.any() or not activity.has_gains(config.columns):
+        return handed_over
+    for position in np.flatnonzero(lost).tolist():
+        like = config.like(position)
+        is_same_step = (gained[like] != NEVER_GAINED) & (np.abs(gained[like] - since[position]) <= every)
+        handed_over[position] = bool((is_same_step & (2 * idle[like] <= idle[position])).any())
+    return handed_over
 
 
 def find_zero_counts(activity: Activity, config: LayerRules, firing: Mask) -> Mask:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.rules import explosion, scale_drop
-from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
+from gradcanary_server.rules.signals import CRITICAL, NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
@@ -37,7 +37,7 @@ class FiringSet:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Measurements of a step: ``absmax`` and ``siblings`` (the upper quartile of each layer's) belong to the layers at
+    """Measurements of a step: ``absmax`` and ``siblings`` (the level of each layer's) belong to the layers at
     ``columns``, NaN = unknown; ``common_fall`` is the decades that all layers fell.
     """
 
@@ -131,15 +131,21 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
         severity=SEVERITIES[severity],
         since_step=since,
         value=value,
-        evidence=_run_evidence(rule, severity, state),
+        evidence=_run_evidence(rule, severity, state, value),
         jumps=jumps,
+        scale_fall=state.progress.scaler.fall(evidence.step),
     )
 
 
-def _run_evidence(rule: str, severity: int, state: RuleState) -> Evidence | None:
-    """Return what is known of the loss: that there is none for a fall, or its course before it was not finite."""
+def _run_evidence(rule: str, severity: int, state: RuleState, common_fall: float | None) -> Evidence | None:
+    """Return what is known of the loss: that there is none for a fall, or its course before it was not finite.
+
+    Of gradients that are all zero it is that the loss does not explain them, though it may have fallen.
+    """
     if rule == "nonfinite":
         return explosion.course_before_nonfinite(state.losses)
+    if severity == CRITICAL and common_fall == math.inf:
+        return "all_zeros"
     is_unknown = severity == WARNING and not scale_drop.knows_loss(state.losses, state.progress)
     return "no_loss" if is_unknown else None
 
@@ -167,6 +173,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         siblings=siblings,
         evidence=signal.evidence,
         jumps=_recent_jumps(state, since, evidence),
+        scale_fall=state.progress.scaler.fall(evidence.step),
     )
 
 

@@ -23,13 +23,18 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
 Evidence = Literal[
     "fall",
+    "straight",
     "siblings",
+    "follows",
     "threshold",
     "joined_late",
     "stopped",
     "sporadic",
     "by_script",
+    "handed_over",
     "never",
+    "not_in_graph",
+    "multiplied_by_zero",
     "declared",
     "low_precision_sum",
     "rounded",
@@ -45,6 +50,7 @@ Evidence = Literal[
     "no_scaler",
     "zeros",
     "all_zeros",
+    "at_limit",
     "no_step",
     "lost_rank",
     "no_loss",
@@ -94,7 +100,8 @@ class Samples:
     ``phase`` (index into wire.PHASES, of absmax) and ``skipped`` are uint8[n]; ``state`` is uint8[n, L] of indices
     into wire.STATES; ``values`` holds float32[n, L] per stat, NaN where the state says why; ``lr`` is
     float32[n, groups], NaN = unknown; ``accumulators`` hold from the first step on; ``loss_steps`` int64[m] and
-    ``loss`` float64[m] are sparse, and a NaN there is a loss that was NaN.
+    ``loss`` float64[m] are sparse, and a NaN there is a loss that was NaN. ``scales`` of a GradScaler and
+    ``skipped_totals``, the steps that it skipped until then, are float64[n], NaN = unknown, None where there is none.
     """
 
     steps: Ints
@@ -109,6 +116,8 @@ class Samples:
     accumulators: tuple[Accumulator, ...] = ()
     loss_steps: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     loss: Floats = field(default_factory=lambda: np.empty(0, np.float64))
+    scales: Floats | None = None
+    skipped_totals: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,18 @@ class Jump:
     step: int
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class ScaleFall:
+    """A GradScaler's scale that fell from its highest working value, None = unknown, between two steps; ``skipped`` is
+    the share of the steps between them that it skipped, None = unknown."""
+
+    before: float | None
+    after: float
+    first: int
+    last: int
+    skipped: float | None
 
 
 @dataclass(frozen=True)
@@ -155,8 +176,8 @@ class Transition:
     ``step`` is the observation that decided it, ``since_step`` the first bad observation of that count; ``value``,
     ``baseline`` and ``siblings`` are its evidence, None where the rule has none. Of a layer that seldom has a gradient
     (``sporadic``) value and baseline are sampled steps: those without one, and the most from one gradient to the next.
-    ``jumps`` are the jumps of learning rates shortly before; ``crash`` is the exception of the rule crash, in the
-    process ``rank``.
+    ``jumps`` are the jumps of learning rates shortly before, ``scale_fall`` that of a GradScaler's scale until then;
+    ``crash`` is the exception of the rule crash, in the process ``rank``.
     """
 
     step: int
@@ -171,6 +192,7 @@ class Transition:
     evidence: Evidence | None = None
     resolution: Resolution | None = None
     jumps: tuple[Jump, ...] = ()
+    scale_fall: ScaleFall | None = None
     crash: Crash | None = None
     rank: int | None = None
 

@@ -11,6 +11,7 @@ import json
 import secrets
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
@@ -45,6 +46,9 @@ ID_EPOCH_S = 1_767_225_600
 ID_RANDOM_BITS = 22
 """The lowest bits of a run's id; 41 bits of milliseconds above them make 63, and last until 2095."""
 
+FORECASTS = ("bf16_weights_lr", "fp16_weights_lr")
+"""Facts about weights that a learning rate is expected to leave as they are."""
+
 TOMBSTONE_S = 30 * 86_400.0
 """How long sessions of a deleted run get 410."""
 
@@ -59,6 +63,29 @@ class Configuration(NamedTuple):
     def of(cls, row: Record) -> Configuration:
         settings = (wire.Setting(**{**each, "groups": tuple(each["groups"])}) for each in json.loads(row.settings))
         return cls(json.loads(row.environment), tuple(settings))
+
+
+@lru_cache(maxsize=256)
+def parse_facts(stored: str) -> tuple[wire.Fact, ...]:
+    """Return the stored facts of a run, without forecasts that measurements overrule."""
+    facts = [fact for fact in json.loads(stored) if not fact.get("overruled")]
+    return tuple(wire.Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in facts)
+
+
+def has_forecast(stored: str) -> bool:
+    return any(code in stored for code in FORECASTS)
+
+
+def overrule_forecasts(stored: str, moved: Collection[str], still: Collection[str]) -> str:
+    """Return the facts of a run, with a mark on each forecast of which layers moved and none stands still.
+
+    It is not deleted: agents send all their facts again with each hello.
+    """
+    facts = json.loads(stored)
+    for fact in facts:
+        if fact["code"] in FORECASTS:
+            fact["overruled"] = not set(fact["layers"]).isdisjoint(moved) and set(fact["layers"]).isdisjoint(still)
+    return json.dumps(facts)
 
 
 def find_run(connection: Connection, name: str, *, held: bool = False) -> Record | None:

@@ -291,7 +291,9 @@ incident = Table(
     Column("acked_by", String(200)),
     Column("ack_note", Text),
     Column("lr_jumps", Text, nullable=False, server_default="[]"),  # JSON list of rules.types.Jump, shortly before
+    Column("scale_fall", Text),  # JSON of rules.types.ScaleFall until then, if there was one
     Column("crash", Text),  # JSON of wire.Crash, of the rule crash only
+    Column("beside", Integer),  # incident_id of a collapse, of the rule explosion only
 )
 
 incident_layer = Table(

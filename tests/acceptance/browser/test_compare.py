@@ -33,9 +33,9 @@ def drawn(page: Page, figure: str = "compare-stat") -> list[list[str]]:
 
 def until_redrawn(page: Page, gesture: Callable[[], object]) -> None:
     """Make a gesture and wait for the answer: the rows that it brings are others."""
-    held = page.locator("#differences").get_attribute("data-rows")
+    held = page.locator("#differences").get_attribute("data-trees")
     gesture()
-    until(page, "held => document.getElementById('differences').dataset.rows !== held", arg=held)
+    until(page, "held => document.getElementById('differences').dataset.trees !== held", arg=held)
 
 
 def test_two_runs_are_chosen_and_held_against_each_other(

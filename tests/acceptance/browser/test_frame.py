@@ -145,6 +145,24 @@ def test_typed_text_is_not_kept_on_the_next_page(path: str, shared: Any, open_pa
         expect(page.get_by_label("Pages").locator("[aria-current]")).to_have_text(words)
 
 
+def test_a_visit_sends_the_first_questions_of_dash_before_its_scripts_and_once(
+    shared: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(shared.url)
+    sent: list[str] = []
+    held: list[Route] = []
+    page.on("request", lambda request: sent.append(request.url.removeprefix(shared.url).partition("?")[0]))
+    page.route("**/_dash-component-suites/**", lambda route: held.append(route))
+    first = ["/_dash-layout", "/_dash-dependencies", "/_dash-update-component"]
+    with page.expect_request(f"**{first[-1]}*"):
+        page.goto(f"{shared.url}/runs/{RUN}?x=time", wait_until="commit")
+    for route in held:
+        route.continue_()
+    page.unroute("**/_dash-component-suites/**")
+    page.wait_for_selector(IMAGE)
+    assert [path for path in sent if path in first] == first
+
+
 def test_a_new_page_has_the_focus_and_begins_at_its_top(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
     expect(names(page).nth(2)).to_be_visible()

@@ -161,6 +161,7 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     phone.get_by_label("Layers with this in their name").fill("ALERT(38")
     expect(phone.locator("#members tr")).to_have_count(11)
     phone.get_by_role("button", name="value", exact=True).tap()
+    expect(phone.locator("#members-heads [aria-sort=ascending]")).to_have_text("value")
     values = [float(text) for text in phone.locator("#members .value").all_inner_texts()]
     assert values == sorted(values)
     expect(phone).to_have_url(f"{shared.url}/incidents/{found['id']}?find=ALERT%2838&by=4")

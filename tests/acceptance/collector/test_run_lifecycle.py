@@ -165,6 +165,17 @@ def test_the_last_fact_of_frozen_parameters_replaces_the_one_before(session, str
     assert detail(session, module_collector)["facts"] == told
 
 
+def test_a_launch_begins_without_the_findings_about_the_loop_of_the_last_one(session, stream, module_collector):
+    kept = streams.wire.Fact("dead_config_key", "grad_accumulator_dtype does nothing.", ())
+    first, second = (streams.wire.Fact("never_cleared", f"At step {step}, ...", ()) for step in (42, 132))
+    for facts in ((kept, first), (kept, second), ()):
+        session.put_hello(stream.hello(facts=facts)).raise_for_status()
+    assert [each["text"] for each in detail(session, module_collector)["facts"]] == [kept.text, second.text]
+    again = streams.Session(session.url, session.run, "session-2")
+    again.put_hello(stream.hello(launch="launch-2")).raise_for_status()
+    assert [each["text"] for each in detail(session, module_collector)["facts"]] == [kept.text]
+
+
 def test_data_of_other_ranks_is_kept_and_not_drawn(session, stream, module_collector):
     session.send(stream, world_size=2)
     other = streams.Session(session.url, session.run, "session-2")

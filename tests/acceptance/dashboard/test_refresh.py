@@ -74,8 +74,8 @@ def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
     session.post_batch(1, STREAM.batch(20, 40)).raise_for_status()
     second = ask(api, "/runs/changing", first["slots"]["run-page-state"]).json()["slots"]
     anew = ask(api, "/runs/changing").json()["slots"]
-    assert {"tiles", "heatmap", "trend", "panels"} <= set(second)
-    assert not {"csv", "refusal", "accumulators", "legend", "layer-rows", "option-norm"} & set(second)
+    assert {"tiles", "heatmap", "trend", "metrics-state"} <= set(second)
+    assert not {"panels", "csv", "refusal", "accumulators", "legend", "layer-rows", "option-norm"} & set(second)
     assert second["heatmap"]["data"][0]["z"]["kept"] == 20, "a column for each step, and twenty are known"
     second["heatmap"]["data"][0]["z"] = whole(first["slots"]["heatmap"], second["heatmap"])
     shown = {name: value for name, value in {**first["slots"], **second}.items() if name != "run-page-state"}

@@ -1,8 +1,8 @@
 /* The address: what is chosen on a page is its query. Controls write it and follow it; links that scripts draw lead on as
    Dash's own do. */
 {
-  const { move, onMove, onChange } = window.gradcanary;
-  const CONTROLS = "select[data-key], button[data-key], .field[data-key]";
+  const { move, on, onMove, onChange } = window.gradcanary;
+  const CONTROLS = "select[data-key], button[data-key]:not([data-once]), .field[data-key]"; // those that show what is chosen
   const TYPED_MS = 300; // after the last letter
 
   // The query with some changes; what is null or empty is left out.
@@ -14,10 +14,6 @@
     }
     const text = query.toString();
     return text ? "?" + text : "";
-  }
-
-  function page() {
-    return document.querySelector(".page-state").id.replace(/-page-state$/, "");
   }
 
   // Returns whether the address is another one since.
@@ -34,10 +30,10 @@
     window.scrollTo(0, 0);
   }
 
-  document.addEventListener("click", (event) => {
-    if (event.target.closest(".pages a")) window.scrollTo(0, 0); // the same page of the dashboard, another one of its list
-    const link = event.target.closest("a[data-way], tbody a.layer");
-    if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  on("click", ".pages a", () => window.scrollTo(0, 0)); // the same page of the dashboard, another one of its list
+
+  on("click", "a[data-way]", (link, event) => {
+    if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
     open(link.href);
   });
@@ -58,36 +54,37 @@
     go({ ...Object.fromEntries(cleared.map((key) => [key, null])), [control.dataset.key]: value });
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-key]");
-    if (!button) return;
+  on("click", "button[data-key]", (button) => {
     // A button that toggles takes its choice back when it is pressed already.
     const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
     choose(button, isBack ? null : button.dataset.choice);
   });
 
-  document.addEventListener("change", ({ target: list }) => {
-    if (list.matches("select[data-key]")) choose(list, list.value);
-  });
+  on("change", "select[data-key]", (list) => choose(list, list.value));
+  on("input", ".field[data-key]", (control, { target: field }) => atRest(field, () => choose(control, field.value)));
 
-  document.addEventListener("input", ({ target: field }) => {
-    const control = field.closest(".field[data-key]");
-    if (control) atRest(field, () => choose(control, field.value));
-  });
+  // A field of which each choice is one more: the runs that are compared.
+  function add(field) {
+    const query = new URLSearchParams(window.location.search);
+    query.append("run", field.value.trim());
+    if (field.value.trim()) move("?" + query);
+    window.dash_clientside.set_props(field.id, { value: "" });
+  }
+
+  on("change", "#compare-add", add);
+  // A name chosen from the list, which is not yet a change of the field.
+  on("input", "#compare-add", (field, { inputType }) => { if (inputType === "insertReplacementText") add(field); });
 
   // What the address says, and never a field while one types in it.
   function follow() {
     const query = new URLSearchParams(window.location.search);
     for (const control of document.querySelectorAll(CONTROLS)) {
       const wanted = query.get(control.dataset.key) || "";
+      const field = control.querySelector("input");
       if (control.tagName === "SELECT") control.value = wanted;
       else if (control.tagName === "BUTTON") control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
-      else fill(control.querySelector("input"), wanted);
+      else if (document.activeElement !== field && field.value !== wanted) window.dash_clientside.set_props(field.id, { value: wanted });
     }
-  }
-
-  function fill(field, text) {
-    if (document.activeElement !== field && field.value !== text) window.dash_clientside.set_props(field.id, { value: text });
   }
 
   let followed = null; // the element of the page whose controls say what the address says
@@ -104,5 +101,5 @@
     setTimeout(follow);
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { page, go, open });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { go, open });
 }

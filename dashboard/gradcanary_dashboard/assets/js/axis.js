@@ -3,9 +3,7 @@
   const LEAD = "#heatmap .js-plotly-plot, #stat-absmax .js-plotly-plot";
 
   function clock() {
-    const plot = document.querySelector(LEAD);
-    const meta = plot && plot.layout && plot.layout.meta;
-    return (meta && meta.clock) || null;
+    return document.querySelector(LEAD)?.layout?.meta?.clock;
   }
 
   // Plotly says a date as "2026-11-20 10:00:00.123", in UTC.

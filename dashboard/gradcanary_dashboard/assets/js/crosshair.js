@@ -1,6 +1,7 @@
 /* One crosshair through all figures: where a mouse, a finger or a key points in one of them, a line in each of them and
    what it holds there. Lines are elements over the plots: nothing is redrawn and nobody is asked. */
 {
+  const { last, numeric, on } = window.gradcanary;
   const { hasAxes, area, pixelAt, valuesAt, rangeOf, pointsOf } = window.gradcanary.plots;
   const known = new WeakMap(); // plot -> { of: the points that it drew, lines }
 
@@ -35,7 +36,7 @@
 
   // The words of the point next to x: [steps, value]; none within a hole, and none beyond the ends.
   function told(line, x) {
-    const left = window.gradcanary.last(line.xs, x);
+    const left = last(line.xs, x);
     const near = [left, left + 1].filter((place) => place >= 0 && place < line.xs.length);
     if (near.length === 2 && line.xs[left + 1] - line.xs[left] > 3 * line.usual) return null;
     near.sort((a, b) => Math.abs(line.xs[a] - x) - Math.abs(line.xs[b] - x));
@@ -46,15 +47,11 @@
   // ---- what is seen
 
   function overlay(plot) {
-    let line = plot.querySelector(":scope > .crosshair");
-    if (!line) {
-      line = document.createElement("div");
-      line.className = "crosshair";
-      line.setAttribute("aria-hidden", "true");
-      line.append(document.createElement("span"));
-      plot.append(line);
-    }
-    return line;
+    const known = plot.querySelector(":scope > .crosshair");
+    if (known) return known;
+    const line = Object.assign(document.createElement("div"), { className: "crosshair", ariaHidden: "true" });
+    line.append(document.createElement("span"));
+    return plot.appendChild(line);
   }
 
   function write(element, text) {
@@ -66,12 +63,9 @@
   }
 
   function writeLegend(plot, found) {
-    const legend = plot.closest(".panel") && plot.closest(".panel").querySelector(".whose");
-    if (!legend) return;
-    const values = new Map(found.map((each) => [each.id, each.words ? each.words[1] : "–"]));
-    for (const entry of legend.querySelectorAll("[data-line]")) {
-      const value = entry.querySelector(".value");
-      if (value) write(value, at && values.has(entry.dataset.line) ? values.get(entry.dataset.line) : value.dataset.last);
+    const values = new Map(found.map(({ id, words }) => [id, words ? words[1] : "–"]));
+    for (const value of plot.closest(".panel")?.querySelectorAll("[data-line] .value") ?? []) {
+      write(value, values.get(value.parentElement.dataset.line) ?? value.dataset.last);
     }
   }
 
@@ -85,30 +79,21 @@
   function show(plot) {
     const { left, top, width, height } = area(plot);
     const line = overlay(plot);
-    const pixel = pixelAt(plot, at.x);
+    const pixel = at ? pixelAt(plot, at.x) : -1;
     line.hidden = !(pixel >= 0 && pixel <= width);
+    const found = line.hidden ? [] : lines(plot).map((each) => ({ id: each.id, name: each.name, words: told(each, at.x) }));
+    writeLegend(plot, found);
     if (line.hidden) return;
-    const found = lines(plot).map((each) => ({ id: each.id, name: each.name, words: told(each, at.x) }));
     line.style.cssText = `top: ${top}px; height: ${height}px; transform: translateX(${left + pixel}px)`;
     line.classList.toggle("leftwards", pixel > width * 0.6);
     const isPointed = at.plot === plot && at.by === "mouse"; // Plotly's own label is there
     const where = plot.querySelector(".heatmaplayer image") || at.by !== "mouse" ? window.gradcanary.words(at.x) : "";
     write(line.firstChild, isPointed ? "" : [where, ...valuesOf(plot, found)].filter(Boolean).join(" · "));
-    writeLegend(plot, found);
-  }
-
-  function hide(plot) {
-    const line = plot.querySelector(":scope > .crosshair");
-    if (line) line.hidden = true;
-    writeLegend(plot, []);
   }
 
   function draw() {
     asked = false;
-    for (const plot of plots()) {
-      if (at) show(plot);
-      else hide(plot);
-    }
+    plots().forEach(show);
     document.dispatchEvent(new CustomEvent("gradcanary:pointed", { detail: at }));
   }
 
@@ -122,7 +107,7 @@
   // ---- mouse and finger
 
   function placeOf(event) {
-    const plot = event.target.closest && event.target.closest("main .js-plotly-plot");
+    const plot = event.target.closest?.("main .js-plotly-plot");
     if (!hasAxes(plot)) return null;
     const { left, top, width, height } = area(plot);
     const box = plot.getBoundingClientRect();
@@ -134,7 +119,7 @@
 
   document.addEventListener("pointermove", (event) => {
     const where = placeOf(event);
-    if (where || (at && at.by === "mouse")) point(where);
+    if (where || at?.by === "mouse") point(where);
   }, { passive: true });
 
   document.addEventListener("pointerdown", (event) => {
@@ -153,27 +138,25 @@
   // ---- keys: on a figure that has the focus
 
   function pace(plot) {
-    const meta = plot.layout.meta || {};
-    if (meta.width && !meta.clock) return meta.width;
-    const [line] = lines(plot);
-    const [first, last] = rangeOf(plot).map(window.gradcanary.numeric);
-    return line ? line.usual : (last - first) / 200;
+    const { width, clock } = plot.layout.meta || {};
+    if (width && !clock) return width;
+    const [begin, end] = rangeOf(plot).map(numeric);
+    return lines(plot)[0]?.usual ?? (end - begin) / 200;
   }
 
   function moved(plot, across, down) {
-    const [first, last] = rangeOf(plot).map(window.gradcanary.numeric);
-    const rows = plot.layout.meta && plot.layout.meta.names ? plot.layout.meta.names.length : 0;
-    const before = at && at.plot === plot ? at : { x: at ? at.x : (first + last) / 2, row: (plot.layout.meta || {}).chosen || 0 };
-    const x = Math.min(last, Math.max(first, before.x + across * pace(plot)));
-    return { plot, x, row: Math.min(Math.max(0, rows - 1), Math.max(0, before.row + down)), by: "key" };
+    const { names = [], chosen } = plot.layout.meta || {};
+    const [begin, end] = rangeOf(plot).map(numeric);
+    const before = at?.plot === plot ? at : { x: at ? at.x : (begin + end) / 2, row: chosen || 0 };
+    const x = Math.min(end, Math.max(begin, before.x + across * pace(plot)));
+    return { plot, x, row: Math.min(Math.max(0, names.length - 1), Math.max(0, before.row + down)), by: "key" };
   }
 
   const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-  document.addEventListener("keydown", (event) => {
-    if (!event.target.matches || !event.target.matches(".plotted") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const plot = event.target.querySelector(".js-plotly-plot");
-    if (!hasAxes(plot)) return;
+  on("keydown", ".plotted", (figure, event) => {
+    const plot = figure.querySelector(".js-plotly-plot");
+    if (event.target !== figure || event.ctrlKey || event.metaKey || event.altKey || !hasAxes(plot)) return;
     if (event.key === "Escape") point(null);
     const move = MOVES[event.key];
     const isHeatmap = Boolean(plot.querySelector(".heatmaplayer image"));
@@ -184,9 +167,7 @@
     if (!isHeatmap) announce([window.gradcanary.words(at.x), ...lines(plot).map((line) => (told(line, at.x) || ["", ""])[1])].join(" "));
   });
 
-  document.addEventListener("focusout", (event) => {
-    if (at && at.by === "key" && event.target.matches(".plotted")) point(null);
-  });
+  on("focusout", ".plotted", () => { if (at?.by === "key") point(null); });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { announce });
 }

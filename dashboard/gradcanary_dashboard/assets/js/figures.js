@@ -1,7 +1,7 @@
 /* Figures: what they show is JSON in an attribute of their place, drawn by Plotly without Dash, which drew each one twice
    as it came, once more with what it had shown before at each zoom, and compared all of its cells with each other. */
 {
-  const { go, plots } = window.gradcanary;
+  const { attempt, go, onAttribute, plots } = window.gradcanary;
   const root = document.documentElement;
   const NEAR_PX = 200; // out of sight by no more than this is in sight
   const CALM_MS = 500; // what is out of sight is drawn by then, busy as the page may be
@@ -12,13 +12,13 @@
   const told = new WeakMap(); // place -> the attribute that is drawn in it, or is to be
   const waiting = new Map(); // place -> its figure, to be drawn
   const ranges = new WeakMap(); // plot -> the ends of its axis of steps, as its figure has them
-  let coming = null;
 
   // ---- Plotly: pages that open with figures load it at once, others once there is one
 
-  function plotly() {
-    if (window.Plotly) return Promise.resolve(window.Plotly);
-    coming = coming || new Promise((resolve, reject) => {
+  let coming = null;
+
+  function load() {
+    return new Promise((resolve, reject) => {
       const known = document.getElementById("plotly");
       const script = known || Object.assign(document.createElement("script"), { id: "plotly", src: root.dataset.plotly });
       const fail = () => {
@@ -26,18 +26,17 @@
         coming = null;
         setTimeout(reject, AGAIN_MS);
       };
-      script.addEventListener("load", () => (window.Plotly ? resolve(window.Plotly) : fail())); // a proxy's page is none
+      script.addEventListener("load", () => (window.Plotly ? resolve() : fail())); // a proxy's page is none
       script.addEventListener("error", fail);
       if (!known) document.head.append(script);
     });
-    return coming;
   }
 
   // ---- drawing
 
   // Draws a figure into an element; what a drag or a double click on it means is in the address.
-  function react(plot, figure, config = {}) {
-    const isFirst = !plots.isDrawn(plot);
+  function react(plot, figure, config) {
+    const isFirst = !plots.drawnWidth(plot);
     const { range = [] } = figure.layout.xaxis || {}; // of one with nothing in it there is none
     ranges.set(plot, [...range]); // Plotly writes into its own
     return window.Plotly.react(plot, figure.data, figure.layout, { ...CONFIG, ...config }).then(() => {
@@ -88,11 +87,7 @@
   function draw(place) {
     const figure = waiting.get(place);
     waiting.delete(place);
-    try {
-      react(plotOf(place), figure, place.dataset.still ? { doubleClick: false } : {});
-    } catch (error) {
-      console.error(error); // one that cannot be drawn keeps no other waiting
-    }
+    attempt(react, plotOf(place), figure, place.dataset.still ? { doubleClick: false } : {});
   }
 
   // One at a time, those in sight first, and between two of them whatever else there is to do: an answer, a click.
@@ -113,24 +108,29 @@
     soon = true;
     const isUrgent = Array.from(waiting.keys()).some((place) => isShown(place) && isInSight(place));
     const later = isUrgent || !window.requestIdleCallback ? setTimeout : (act) => requestIdleCallback(act, { timeout: CALM_MS });
-    plotly().then(() => later(drawNext), () => {
+    if (!window.Plotly) coming ||= load();
+    Promise.resolve(coming).then(() => later(drawNext), () => {
       soon = false;
       drawSoon();
     });
   }
 
-  function want(place) {
-    const text = place.dataset.figure;
-    if (!text || told.get(place) === text) return;
-    told.set(place, text);
-    waiting.set(place, JSON.parse(text));
+  function put(place, figure) {
+    waiting.set(place, figure);
     plotOf(place);
     // The first one before whatever else Dash has to do for a page that opens.
     if (!soon && window.Plotly && isShown(place) && isInSight(place)) draw(place);
     drawSoon();
   }
 
-  window.gradcanary.onAttribute("data-figure", want);
+  function want(place) {
+    const text = place.dataset.figure;
+    if (!text || told.get(place) === text) return;
+    told.set(place, text);
+    put(place, JSON.parse(text));
+  }
+
+  onAttribute("data-figure", want);
 
   // ---- what comes with an answer: the first one in sight is drawn before Dash hears of the rest
 
@@ -157,5 +157,5 @@
     return texts;
   }
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { plotly, react, drawFirst });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { put, drawFirst });
 }

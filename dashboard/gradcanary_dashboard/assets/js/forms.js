@@ -1,5 +1,7 @@
 /* Forms: choices, what a click in a list is about, second questions, and what the browser does not do about keys. */
 {
+  const { on } = window.gradcanary;
+
   function write(store, data) {
     window.dash_clientside.set_props(store, { data });
   }
@@ -20,22 +22,13 @@
     asked.querySelector("summary").focus();
   }
 
-  document.addEventListener("click", ({ target }) => {
-    const button = target.closest("button");
-    if (!button) return;
-    if (button.dataset.of) press(button);
-    else if (button.dataset.store && !isBusy()) write(button.dataset.store, { subject: button.dataset.subject, at: Date.now() });
-    else if (button.dataset.leave) leave(button.closest("details"));
-  });
-
-  document.addEventListener("change", ({ target: list }) => {
-    if (list.matches("select[data-of]")) write(list.dataset.of, list.value);
-  });
+  on("click", "button[data-of]", press);
+  on("click", "button[data-leave]", (button) => leave(button.closest("details")));
+  on("click", "button[data-store]", ({ dataset: { store, subject } }) => { if (!isBusy()) write(store, { subject, at: Date.now() }); });
+  on("change", "select[data-of]", (list) => write(list.dataset.of, list.value));
 
   // The click of a form's button has sent it: no other page is loaded.
-  document.addEventListener("submit", (event) => {
-    if (event.target.matches(".form") && event.submitter?.formMethod !== "dialog") event.preventDefault();
-  });
+  on("submit", ".form", (form, event) => { if (event.submitter?.formMethod !== "dialog") event.preventDefault(); });
 
   // Enter that is held down comes again and again; where there are suggestions it takes one of them.
   function isNoMore({ target: field, repeat }) {

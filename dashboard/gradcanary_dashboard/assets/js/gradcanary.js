@@ -1,6 +1,6 @@
 /* What every page does by itself: times in words, its title, the clipboard, the theme. */
 {
-  const { go } = window.gradcanary;
+  const { go, on } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -34,8 +34,7 @@
     const root = "/" + window.location.pathname.split("/")[1];
     for (const way of document.querySelectorAll("#ways a")) {
       const href = way.getAttribute("href");
-      if (href === root || (href === "/" && root === "/runs")) way.setAttribute("aria-current", "page");
-      else way.removeAttribute("aria-current");
+      way.ariaCurrent = href === root || (href === "/" && root === "/runs") ? "page" : null;
     }
   }
 
@@ -73,13 +72,9 @@
     try { localStorage.setItem("gradcanary-theme", root.dataset.theme); } catch (error) { /* not remembered */ }
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    if (button.id === "theme") switchTheme();
-    else if (button.dataset.layer) go({ layer: button.dataset.layer });
-    else if (button.dataset.copy) copy(button, button.dataset.copy, "Select it");
-  });
+  on("click", "#theme", switchTheme);
+  on("click", "button[data-layer]", (button) => go({ layer: button.dataset.layer }));
+  on("click", "button[data-copy]", (button) => copy(button, button.dataset.copy, "Select it"));
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
 

@@ -11,8 +11,7 @@
   // Without a text the place says what one may do.
   function say(text) {
     const place = document.getElementById("readout");
-    const words = text || (place && place.dataset.idle);
-    if (place && place.textContent !== words) place.textContent = words;
+    if (place) place.textContent = text || place.dataset.idle;
   }
 
   // As ``text.numbers.scientific`` has it: 6.1e-7, 0.125, 12,300.
@@ -25,15 +24,14 @@
   // ---- which cell
 
   function cellOf(plot, x, row) {
-    const meta = plot.layout.meta;
-    const [points] = window.gradcanary.plots.pointsOf(plot);
-    const z = points && points[0] && points[0].z;
-    if (!meta || !meta.names || !z || !z[row]) return null;
+    const { meta } = plot.layout;
+    const codes = window.gradcanary.plots.pointsOf(plot)[0]?.[0]?.z?.[row];
+    if (!meta?.names || !codes) return null;
     const place = meta.edges ? window.gradcanary.last(meta.edges, x) : Math.round((x - meta.middle) / meta.width);
-    if (place < 0 || place >= z[row].length) return null;
+    if (place < 0 || place >= codes.length) return null;
     const column = meta.columns ? meta.columns[place] : place;
     const first = column < 0 ? null : meta.first + column * meta.width;
-    return { meta, row, code: z[row][place], column, first, x };
+    return { meta, row, code: codes[place], column, first, x };
   }
 
   // The words of a cell that holds no number.
@@ -68,34 +66,30 @@
   function learn(cell) {
     const asked = question(cell);
     const key = asked + document.querySelector(".page-state").dataset.shown; // a column may still be filled
-    const tell = () => say(sentence(cell, cell.meta.stat + " " + known.text));
     waiting = key;
-    if (known.key === key) {
-      tell();
-      return;
-    }
     clearTimeout(staying);
-    staying = setTimeout(() => {
+    const tell = () => { if (waiting === key) say(sentence(cell, cell.meta.stat + " " + known.text)); };
+    if (known.key === key) tell();
+    else staying = setTimeout(async () => {
       if (waiting !== key) return;
-      fetch(asked, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : {})).then(({ text }) => {
-        if (!text) return; // the pointer's next move asks again
-        known = { key, text };
-        if (waiting === key) tell();
-      }, () => { /* the banner says so */ });
+      const answer = await fetch(asked, { cache: "no-store" }).catch(() => null); // the banner says so
+      const { text } = answer?.ok ? await answer.json() : {};
+      if (!text) return; // the pointer's next move asks again
+      known = { key, text };
+      tell();
     }, STAY_MS);
   }
 
   // ---- to its layer
 
   function open(plot, row) {
-    const meta = plot.layout.meta;
-    if (!meta || !meta.layers || !meta.layers[row]) return;
-    const name = meta.layers[row];
-    const segment = /^\.*$/.test(name.trim()) ? String(meta.numbers[row][0]) : encodeURIComponent(name);
-    const query = new URLSearchParams(window.location.search);
-    for (const key of Array.from(query.keys())) if (!["from", "to", "x"].includes(key)) query.delete(key);
-    const search = query.toString();
-    window.gradcanary.open(`/runs/${encodeURIComponent(runOf())}/layers/${segment}${search ? "?" + search : ""}`);
+    const { layers, numbers } = plot.layout.meta || {};
+    const name = layers?.[row];
+    if (!name) return;
+    const segment = /^\.*$/.test(name.trim()) ? String(numbers[row][0]) : encodeURIComponent(name);
+    const kept = Array.from(new URLSearchParams(window.location.search)).filter(([key]) => ["from", "to", "x"].includes(key));
+    const search = kept.length ? "?" + new URLSearchParams(kept) : "";
+    window.gradcanary.open(`/runs/${encodeURIComponent(runOf())}/layers/${segment}${search}`);
   }
 
   function listen(plot) {
@@ -123,8 +117,8 @@
     else learn(cell);
   });
 
-  document.addEventListener("keydown", (event) => {
-    if (!under || !event.target.matches || !event.target.matches(".plotted") || !event.target.contains(under.plot)) return;
+  window.gradcanary.on("keydown", ".plotted", (figure, event) => {
+    if (event.target !== figure || !figure.contains(under?.plot)) return;
     if (event.key === "Enter") open(under.plot, under.row);
     if (event.key === " ") {
       event.preventDefault();

@@ -1,6 +1,7 @@
 /* The dialog of the buttons of incidents and silences. It lies outside of what a refresh fills: nothing is redrawn while
    somebody types. Its form is asked for as it opens. */
 {
+  const { on, onChange, refresh } = window.gradcanary;
   const SAID_MS = 8000;
   const hasKeys = matchMedia("(hover: hover)");
 
@@ -11,9 +12,7 @@
     return document.getElementById("incident-dialog");
   }
 
-  document.addEventListener("click", ({ target }) => {
-    const button = target.closest("button[data-do]");
-    if (!button) return;
+  on("click", "button[data-do]", (button) => {
     const kind = "silence" in button.dataset ? "silence" : "incident";
     opener = `button[data-do="${button.dataset.do}"][data-${kind}="${button.dataset[kind]}"]`;
     window.dash_clientside.set_props("dialog-body", { children: [] });
@@ -28,7 +27,7 @@
   window.addEventListener("popstate", () => dialog()?.close());
 
   // Once the form is there, keys go to its first field; on a phone a keyboard would cover half of it.
-  window.gradcanary.onChange(() => {
+  onChange(() => {
     const first = dialog()?.open && dialog().querySelector("input[type=text], textarea, button");
     if (first && hasKeys.matches && [dialog(), document.body].includes(document.activeElement)) first.focus();
   });
@@ -41,7 +40,7 @@
   function finish(done) {
     if (!done) return window.dash_clientside.no_update;
     dialog().close();
-    window.gradcanary.refresh();
+    refresh();
     clearTimeout(fading);
     fading = setTimeout(() => window.dash_clientside.set_props("said", { children: "" }), SAID_MS);
     return done.said;

@@ -1,6 +1,8 @@
 /* Keys of the pages: "/" leads to the filter, Escape out of it, "?" lists what keys do (shell.KEYS). While one types they are letters,
    with Ctrl, Alt or Meta the browser's. */
 {
+  const { on } = window.gradcanary;
+
   function filter() {
     return Array.from(document.querySelectorAll("main input[type=search]")).find((field) => field.getClientRects().length);
   }
@@ -24,8 +26,6 @@
     }
   });
 
-  document.addEventListener("click", ({ target }) => {
-    if (target.closest("#keys")) help();
-    else if (target.id === "key-help") target.close(); // beside it
-  });
+  on("click", "#keys", help);
+  on("click", "#key-help", (dialog, { target }) => { if (target === dialog) dialog.close(); }); // beside it
 }

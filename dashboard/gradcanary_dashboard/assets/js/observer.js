@@ -1,4 +1,5 @@
-/* One observer for all scripts: what a refresh writes into an attribute is drawn by the script that knows it. */
+/* What happens on a page: one observer for all scripts, as what a refresh writes into an attribute is drawn by the script
+   that knows it, and events of elements that may be drawn again. */
 {
   const drawers = new Map(); // attribute -> draw(element, text)
   const drawn = new WeakMap(); // element -> the text of its attribute that was drawn last
@@ -34,8 +35,16 @@
     watchers.push(act);
   }
 
-  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-rows", "data-shown"];
+  // Calls act(element, event) at an event within an element that the selector finds.
+  function on(type, selector, act) {
+    document.addEventListener(type, (event) => {
+      const element = event.target.closest?.(selector);
+      if (element) act(element, event);
+    });
+  }
+
+  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { onAttribute, onChange });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { attempt, onAttribute, onChange, on });
 }

@@ -1,171 +1,107 @@
-/* The metrics of a run: a card each, whose figure is asked for when it comes into sight, and again when there is news.
-   Names and tags come from trainings: they are only ever text and the values of attributes. */
+/* The metrics of a run: the figure of a card is asked for when it comes into sight, and again when there is news. Names and
+   tags come from trainings: they are only ever text and the values of attributes. */
 {
-  const { draw, go, onAttribute, onChange, onMove, plots } = window.gradcanary;
-  const FEW = 12; // more lines than these get a field to find some
+  const { draw, go, on, onAttribute, onChange, onMove, plots, put } = window.gradcanary;
+  const FEW = 12; // more lines than these are counted
   const AGAIN_MS = 2000; // after a question that nobody answered
   const AT_ONCE = 4; // figures that a page at rest asks for
   const SHOWN = 60; // entries of a legend at a time
 
-  const cards = new Map(); // key -> { element, words, asked, of, number, found, sought }
-  const inSight = new Set(); // keys
-  let told = { panels: [] };
-  let filled = {}; // what the page was filled with last, and the query of that
-  let box = null; // the element that holds the cards
+  const cards = new Map(); // element -> { element, key, asked, of, number, found, sought }
+  const inSight = new Set(); // elements
+  let news = ""; // the run, its revision and the query that the page shows, as a text
+  let told = {}; // the same
   let sent = 0;
 
   // ---- cards
 
   const watch = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
-      if (isIntersecting) inSight.add(target.dataset.key);
-      else inSight.delete(target.dataset.key);
+      if (isIntersecting && cards.has(target)) inSight.add(target);
+      else inSight.delete(target);
     }
     load();
   }, { rootMargin: "600px 0px" });
-
-  const ICON = ["span", { class: "icon icon-save", "aria-hidden": "true" }];
-
-  function treeOf({ key, title, height }) {
-    const plot = ["div", { class: "plot", "data-says": "Loading ...", style: `min-height: ${height}px` }];
-    const held = "Every point of these lines, of the steps in sight";
-    const table = ["a", { class: "save", title: held, download: "", "aria-label": "CSV: " + title }, ICON, "CSV"];
-    const words = { title: "Save as PNG", "aria-label": "Save as a picture: " + title };
-    const picture = ["button", { type: "button", class: "save", "data-share": "picture", ...words }, ICON];
-    const figure = { class: "plotted", tabindex: "0", "aria-label": title + " over the steps" };
-    return [
-      "section", { class: "card panel", "aria-labelledby": key + "-title", "data-key": key },
-      ["div", { class: "head" }, ["h2", { id: key + "-title" }, title], ["div", { class: "aside" }]],
-      ["figure", figure, ["div", { id: key }, plot], ["div", { class: "saves" }, table, picture]],
-      ["div", { class: "whose" }],
-    ];
-  }
 
   function part(card, name) {
     return card.element.querySelector(name);
   }
 
-  function remove(key) {
-    const { element } = cards.get(key);
+  function remove(element) {
     const plot = element.querySelector(".plot");
     watch.unobserve(element);
-    if (window.Plotly && plots.isDrawn(plot)) window.Plotly.purge(plot);
-    cards.delete(key);
-    inSight.delete(key);
+    if (plots.drawnWidth(plot)) window.Plotly.purge(plot);
+    cards.delete(element);
+    inSight.delete(element);
   }
 
   function arrange() {
-    const wanted = new Set(told.panels.map((panel) => panel.key));
-    for (const key of Array.from(cards.keys())) if (!wanted.has(key)) remove(key);
-    draw(box, [...told.panels.map(treeOf), ...(told.more ? [["p", { class: "dim more" }, told.more]] : [])]);
-    told.panels.forEach(({ key, words }, place) => {
-      const element = box.children[place];
-      if (!cards.has(key)) cards.set(key, { element, sought: "" });
-      cards.get(key).words = words;
+    for (const element of Array.from(cards.keys())) if (!element.isConnected) remove(element);
+    for (const element of document.querySelectorAll(".panel")) {
+      if (cards.has(element)) continue;
+      cards.set(element, { element, key: element.dataset.key, sought: "" });
       watch.observe(element);
-      writeNote(cards.get(key));
-    });
-  }
-
-  function writeNote(card) {
-    const { scale, last } = card.found || {};
-    part(card, ".aside").textContent = [card.words, scale, last].filter(Boolean).join(" · ");
+    }
   }
 
   // ---- figures
 
-  function wanted() {
-    return told.run + "|" + told.revision + "|" + window.location.search;
-  }
-
-  // What is looked at comes first: the heatmap of an address, then its metrics.
-  function isFilled() {
-    const state = document.querySelector(".page-state");
-    const shown = state && state.dataset.shown;
-    if (!shown) return false;
-    if (shown !== filled.shown) filled = { shown, chosen: JSON.parse(shown).chosen };
-    return filled.chosen === window.location.search;
-  }
-
   function load() {
-    const now = wanted();
-    ask(Array.from(inSight).filter((key) => cards.has(key) && cards.get(key).of !== now && cards.get(key).asked !== now));
+    ask(Array.from(inSight, (element) => cards.get(element)).filter(({ of, asked }) => of !== news && asked !== news));
   }
 
   // Once a page is at rest it is completed, a few figures at a time, for a fast wheel.
   function complete() {
-    const isAsked = Array.from(cards.values()).some((card) => card.asked && card.asked !== card.of);
-    if (!isAsked && !document.hidden) ask(Array.from(cards.keys()).filter((key) => !cards.get(key).asked).slice(0, AT_ONCE));
+    const all = Array.from(cards.values());
+    if (!document.hidden && !all.some(({ asked, of }) => asked && asked !== of)) ask(all.filter(({ asked }) => !asked).slice(0, AT_ONCE));
   }
 
-  function ask(missing) {
-    if (!missing.length || !box || !box.isConnected || !isFilled()) return;
-    if (!window.Plotly) {
-      window.gradcanary.plotly().then(load, () => { /* asked for again at the next load */ });
+  async function ask(missing) {
+    // What is looked at comes first: the heatmap of an address, then its metrics.
+    if (!missing.length || told.search !== window.location.search) return;
+    const [now, number] = [news, ++sent];
+    const question = { run: told.run, search: told.search };
+    const query = new URLSearchParams(question);
+    for (const card of missing) {
+      query.append("key", card.key);
+      card.asked = now;
+    }
+    const asked = fetch("/_metrics?" + query, { cache: "no-store" });
+    const answer = await asked.then((response) => (response.ok ? response.json() : null)).catch(() => null);
+    if (answer) {
+      for (const panel of answer.panels) show(panel, now, number, question);
       return;
     }
-    const now = wanted();
-    const question = { run: told.run, search: window.location.search };
-    const query = new URLSearchParams(question);
-    for (const key of missing) {
-      query.append("key", key);
-      cards.get(key).asked = now;
-    }
-    const number = ++sent;
-    fetch("/_metrics?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
-      for (const panel of panels) show(panel, now, number, question);
-    }).catch(() => {
-      const left = missing.filter((key) => cards.has(key)).map((key) => cards.get(key));
-      for (const card of left) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
-      setTimeout(() => {
-        for (const card of left) card.asked = null;
-        load();
-      }, AGAIN_MS);
-    });
+    for (const card of missing) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
+    setTimeout(() => {
+      for (const card of missing) card.asked = null;
+      load();
+    }, AGAIN_MS);
   }
 
   function show(panel, of, number, question) {
-    const card = cards.get(panel.key);
+    const place = document.getElementById(panel.key);
+    const card = place && cardAt(place);
     // The reader has gone on to another run, or a later question was answered sooner.
     if (question.run !== told.run || !card || (card.number || 0) > number) return;
     Object.assign(card, { of, number, found: panel });
     part(card, "a.save").href = "/_download/metrics?" + new URLSearchParams({ ...question, key: panel.key });
-    delete part(card, ".plot").dataset.says;
-    try {
-      window.gradcanary.react(part(card, ".plot"), panel.figure);
-    } catch (error) {
-      console.error(error); // one that cannot be drawn keeps no other waiting
-    }
-    writeNote(card);
+    put(place, panel.figure);
+    const aside = part(card, ".aside");
+    aside.textContent = [aside.dataset.words, panel.scale, panel.last].filter(Boolean).join(" · ");
     drawLegend(card);
   }
 
   // ---- legends
 
-  function drawLegend(card) {
-    const { found, sought } = card;
-    const isLong = found.legend.length > FEW;
-    const matching = found.legend.filter((line) => line.text.toLowerCase().includes(sought.toLowerCase()));
-    const ranked = [...matching.filter((line) => line.drawn), ...matching.filter((line) => !line.drawn)].slice(0, SHOWN);
-    const label = "Find lines of " + part(card, "h2").textContent;
-    const field = ["input", { type: "search", placeholder: "find lines: host=node-01", autocomplete: "off", spellcheck: "false", "aria-label": label }];
-    const left = found.of - ranked.length;
+  function drawLegend({ element, found, sought }) {
+    const matching = found.legend.filter(({ text }) => text.toLowerCase().includes(sought.toLowerCase()));
+    const ranked = [...matching.filter(({ drawn }) => drawn), ...matching.filter(({ drawn }) => !drawn)].slice(0, SHOWN);
     const drawn = found.legend.filter((line) => line.drawn).length;
+    const left = found.of - ranked.length;
     const tally = `${drawn} of ${found.of} lines drawn` + (left > 0 ? `, ${left} not listed` : "");
-    const list = ["div", { class: "list", role: "group", "aria-label": "Lines" }, ...ranked.map(entry), ...(isLong ? [["span", { class: "dim" }, tally]] : [])];
-    draw(part(card, ".whose"), [...(isLong ? [field] : []), list]);
-    // What a line holds is no part of the tree: crosshair.js writes there, too.
-    for (const value of card.element.querySelectorAll(".value")) value.textContent = value.dataset.last;
-  }
-
-  function entry({ id, text, dash, colour, drawn, last }) {
-    const style = colour ? { style: "border-color: " + colour } : {};
-    const swatch = ["span", { class: "stroke " + (dash || "none"), "aria-hidden": "true", ...style }];
-    const words = [["span", { class: "name" }, text], ["span", { class: "value", "data-last": last || "" }]];
-    const of = id ? { "data-line": id } : {};
-    if (drawn === undefined) return ["span", { class: "line", ...of }, ...(colour ? [swatch] : []), ...words];
-    const title = "Shift and click: only this line";
-    return ["button", { type: "button", class: "line", ...of, "aria-pressed": String(drawn), title }, swatch, ...words];
+    const below = found.legend.length > FEW ? [["span", { class: "dim" }, tally]] : [];
+    draw(element.querySelector(".list"), [...ranked.map(({ tree }) => tree), ...below]);
   }
 
   // What is drawn is in the address: an id of ten digits each, of all panels. Of one whose last line is switched off it
@@ -181,17 +117,13 @@
   }
 
   function cardAt(element) {
-    return cards.get(element.closest(".panel")?.dataset.key);
+    return cards.get(element.closest(".panel"));
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest(".panel button.line");
-    if (button) choose(cardAt(button), button.dataset.line, event.shiftKey);
-  });
+  on("click", ".panel button.line", (button, event) => choose(cardAt(button), button.dataset.line, event.shiftKey));
 
-  document.addEventListener("input", ({ target: field }) => {
+  on("input", ".panel input", (field) => {
     const card = cardAt(field);
-    if (!card) return;
     card.sought = field.value;
     drawLegend(card);
   });
@@ -199,13 +131,14 @@
   // ---- news: the list of metrics, the revision, the address
 
   onAttribute("data-panels", (element, text) => {
-    if (element !== box) Array.from(cards.keys()).forEach(remove);
-    box = element;
-    told = JSON.parse(text);
-    arrange();
+    news = text || "{}";
+    told = JSON.parse(news);
   });
 
-  onChange(load);
+  onChange(() => {
+    arrange();
+    load();
+  });
   onMove(load);
   setInterval(complete, 1500);
 }

@@ -1,17 +1,13 @@
 /* What the pages use of Plotly beyond its documented functions: a plot's axes, its plot area, the points that it drew.
    pyproject.toml bounds Plotly's version for this file. */
 {
-  function isDrawn(plot) {
-    return Boolean(plot._fullLayout);
-  }
-
   function hasAxes(plot) {
-    return Boolean(plot && plot._fullLayout && plot._fullLayout.xaxis);
+    return Boolean(plot?._fullLayout?.xaxis);
   }
 
   // The width in pixels that a plot was drawn for; 0 before it is drawn.
   function drawnWidth(plot) {
-    return plot._fullLayout ? plot._fullLayout.width : 0;
+    return plot._fullLayout?.width ?? 0;
   }
 
   // The rectangle between the axes, in pixels from the plot's upper left corner.
@@ -41,6 +37,6 @@
   }
 
   window.gradcanary = Object.assign(window.gradcanary || {}, {
-    plots: { isDrawn, hasAxes, drawnWidth, area, pixelAt, valuesAt, rangeOf, pointsOf },
+    plots: { hasAxes, drawnWidth, area, pixelAt, valuesAt, rangeOf, pointsOf },
   });
 }

@@ -1,10 +1,9 @@
 /* What is new: the page asks each second and at a choice, and says so where nobody answers. */
 {
-  const { isOpening, onMove } = window.gradcanary;
+  const { PATIENCE_MS, isOpening, onMove, takeEarly } = window.gradcanary;
 
   // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
 
-  const PATIENCE_MS = 20000; // who does not answer in that time is not there: a machine that hangs, a tunnel that is cut
   const AGAIN_MS = 1000; // a page that did not open is asked for again
 
   let awaited = 0;
@@ -34,7 +33,8 @@
 
   function ask(resource, options) {
     const limit = isQuestion(resource, options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
-    return plainFetch(resource, { ...limit, ...options }).then(
+    const answer = takeEarly(resource, options) || plainFetch(resource, { ...limit, ...options });
+    return answer.then(
       (response) => {
         if (response.status === 401) signIn();
         showLink(response.status < 500);
@@ -66,62 +66,30 @@
 
   // ---- cells of heatmaps: an answer holds the columns that are new
 
-  const PICTURES = 4;
-  const pictures = new Map(); // the digest of a figure -> its cells
-
-  function cellsOf(data) {
-    return new Int16Array(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)).buffer);
+  function cellsOf({ bdata }) {
+    const bytes = Uint8Array.fromBase64?.(bdata) ?? Uint8Array.from(atob(bdata), (letter) => letter.charCodeAt(0));
+    return new Int16Array(bytes.buffer);
   }
 
   function written(cells) {
     const bytes = new Uint8Array(cells.buffer);
+    if (bytes.toBase64) return bytes.toBase64(); // not every browser has it yet
     let text = "";
     for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode.apply(null, bytes.subarray(at, at + 32768));
     return btoa(text);
   }
 
-  function joined(known, rows, columns, kept, added) {
-    const width = known.length / rows;
+  // The cells of a heatmap: columns that it keeps of the one before, and those that were added.
+  function joined({ dtype, shape, kept, bdata }, before) {
+    const [rows, columns] = shape.split(",").map(Number);
+    const [known, added] = [cellsOf(before), cellsOf({ bdata })];
+    const [width, more] = [known.length / rows, columns - kept];
     const cells = new Int16Array(rows * columns);
     for (let row = 0; row < rows; row += 1) {
       cells.set(known.subarray(row * width, row * width + kept), row * columns);
-      cells.set(added.subarray(row * (columns - kept), (row + 1) * (columns - kept)), row * columns + kept);
+      cells.set(added.subarray(row * more, (row + 1) * more), row * columns + kept);
     }
-    return cells;
-  }
-
-  // Makes the heatmaps of an answer whole; false where what they go on from is not known here.
-  function complete(slots, before, now) {
-    for (const [id, figure] of Object.entries(slots)) {
-      const trace = figure && figure.data && figure.data[0];
-      const z = trace && trace.type === "heatmap" && trace.z;
-      if (!z || !z.bdata && z.kept === undefined) continue;
-      let cells = cellsOf(z.bdata);
-      if (z.kept !== undefined) {
-        const known = pictures.get(before[id]);
-        if (!known) return false;
-        const [rows, columns] = z.shape.split(",").map(Number);
-        cells = joined(known, rows, columns, z.kept, cells);
-        trace.z = { dtype: z.dtype, bdata: written(cells), shape: z.shape };
-      }
-      pictures.delete(now[id]);
-      pictures.set(now[id], cells);
-      if (pictures.size > PICTURES) pictures.delete(pictures.keys().next().value);
-    }
-    return true;
-  }
-
-  function slotsOf(shown) {
-    return (shown && JSON.parse(shown).slots) || {};
-  }
-
-  // What a page lacks, whole: who has the beginning of a picture no more asks as if it had nothing.
-  async function askWhole(path, search, shown) {
-    const question = { method: "POST", body: JSON.stringify({ path, search, shown }), reads: true };
-    const response = await window.fetch("/_refresh", question);
-    const answer = response.status === 200 ? await response.json() : null;
-    if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-page-state"]))) return answer;
-    return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
+    return { dtype, shape, bdata: written(cells) };
   }
 
   // ---- the page, filled
@@ -131,6 +99,19 @@
 
   let due = 0; // when this page asks next
   let sent = 0; // questions so far: the answer to the last one counts
+
+  // What a page lacks; null where it lacks nothing. Heatmaps are made whole from the figures that the page has as it asks.
+  async function askNews(path, search, shown) {
+    const before = new Map(Array.from(document.querySelectorAll("[data-figure]"), (place) => [place.id, place.dataset.figure]));
+    const question = { method: "POST", body: JSON.stringify({ path, search, shown }), reads: true };
+    const response = await window.fetch("/_refresh", question);
+    const answer = response.status === 200 ? await response.json() : null;
+    for (const [id, figure] of Object.entries(answer?.slots ?? {})) {
+      const trace = figure?.data?.[0];
+      if (trace?.z?.kept !== undefined) trace.z = joined(trace.z, JSON.parse(before.get(id)).data[0].z);
+    }
+    return answer;
+  }
 
   // Asks what is new at the address, and fills the page with it; what an answer leaves out is what the page has.
   async function refresh() {
@@ -142,7 +123,7 @@
     // The reader may have chosen something else by now, or be on another page, that of another run, too.
     const isWanted = () => number === sent && state.isConnected && window.location.pathname === pathname;
     due = began + BEAT_MS;
-    const answer = await askWhole(pathname, search, state.dataset.shown || "").catch(() => null); // the banner says so
+    const answer = await askNews(pathname, search, state.dataset.shown || "").catch(() => null); // the banner says so
     // Not for half as long as it took: a slow collector gets fewer questions, not a queue of them.
     due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
     if (!isWanted() || (answer && state.id !== answer.page + "-page-state")) return;

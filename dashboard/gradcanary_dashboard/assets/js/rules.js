@@ -1,39 +1,31 @@
 /* A trial of rules: the server answers lines, and each says what slots of the page show from then on. It ends with its page. */
 {
+  const { go, on, onChange } = window.gradcanary;
   const LONGEST_TEXT = 2000; // characters that an address can hold, also behind a proxy
   const BROKEN = [["span", { class: "tone-critical" }, "The trial broke off. Try it again, or load the page again."]];
 
   let trial = null; // the AbortController of the trial that runs
 
-  function field() {
-    return document.getElementById("rules-text");
-  }
-
   // ---- the text is in the address, not what came of it
 
-  function fill() {
-    const empty = field();
-    if (!empty || "filled" in empty.dataset) return;
+  onChange(() => {
+    const empty = document.querySelector("#rules-text:not([data-filled])");
+    if (!empty) return;
     empty.dataset.filled = "";
     empty.value = new URLSearchParams(window.location.search).get("rules") || "";
-  }
-
-  window.gradcanary.onChange(fill);
+  });
 
   // ---- one at a time
 
   function show(slots) {
     for (const [name, drawn] of Object.entries(slots)) {
-      const slot = document.getElementById(name);
-      if (slot) slot.dataset.trees = drawn;
+      document.getElementById(name).dataset.trees = drawn;
     }
   }
 
   function setBusy(isBusy) {
-    const [start, stop] = ["rules-try-do", "rules-try-stop"].map((name) => document.getElementById(name));
-    if (!start) return;
-    start.disabled = isBusy;
-    stop.hidden = !isBusy;
+    document.getElementById("rules-try-do").disabled = isBusy;
+    document.getElementById("rules-try-stop").hidden = !isBusy;
   }
 
   async function showLines(answer, from) {
@@ -51,11 +43,11 @@
   }
 
   async function start() {
-    const [from, mine] = [field(), new AbortController()];
+    const [from, mine] = [document.getElementById("rules-text"), new AbortController()];
     const text = from.value;
     trial = mine;
     setBusy(true);
-    window.gradcanary.go({ rules: text.length > LONGEST_TEXT ? null : text });
+    go({ rules: text.length > LONGEST_TEXT ? null : text });
     try {
       await showLines(await fetch("/_trial", { method: "POST", body: text, cache: "no-store", signal: mine.signal }), from);
     } catch (error) {
@@ -67,10 +59,6 @@
     }
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    if (button.id === "rules-try-do") start();
-    else if (button.id === "rules-try-stop") trial.abort();
-  });
+  on("click", "#rules-try-do", start);
+  on("click", "#rules-try-stop", () => trial.abort());
 }

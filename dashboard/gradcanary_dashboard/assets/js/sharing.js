@@ -1,5 +1,6 @@
 /* What one takes along: the address of what is shown, a figure as a picture that Plotly makes in the browser. */
 {
+  const { copy, on, step } = window.gradcanary;
   const TITLE_PX = 34;
   const LINE_PX = 18; // each line of a title after the first; Plotly moves all of them up by half of it
   const LETTER_PX = 8;
@@ -23,11 +24,6 @@
   }
 
   // ---- a picture
-
-  function namedSteps(plot) {
-    const [first, last] = plot.layout.xaxis.range.map(window.gradcanary.step);
-    return [Math.max(0, Math.ceil(first)), Math.max(0, Math.floor(last))];
-  }
 
   function lines(text, width) {
     const most = Math.max(20, Math.floor(width / LETTER_PX));
@@ -75,32 +71,25 @@
 
   // What is drawn: in words above it, and in the name of the file.
   function subject(button, id) {
-    const query = new URLSearchParams(window.location.search);
-    const stat = query.get("stat") || "absmax";
-    const card = button.closest(".card");
-    const heading = card && card.querySelector("h2");
-    const what = heading ? heading.textContent : "";
-    const drawn = document.querySelector("#compare-layer .layer");
-    if (drawn) {
-      const runs = Array.from(document.querySelectorAll(".compared-runs tbody th"), (row) => [row.querySelector(".chip b").textContent, row.querySelector("a").textContent]);
-      const names = runs.map(([letter, run]) => letter + " " + run).join(", ");
-      const layer = id === "compare-stat" ? [drawn.textContent, stat] : null;
-      return { words: [names, ...(layer || [what])], name: ["compare", ...runs.map(([, run]) => run), ...(layer || [id.replace(/^compare-/, "")])] };
+    const heading = button.closest(".card")?.querySelector("h2")?.textContent ?? "";
+    const stat = new URLSearchParams(window.location.search).get("stat") || "absmax";
+    const runs = document.querySelector(".compared-runs");
+    if (runs) {
+      const drawn = id === "compare-stat" ? [document.querySelector("#compare-layer .layer").textContent, stat] : null;
+      const { names, file } = runs.dataset;
+      return { words: [names, ...(drawn || [heading])], name: ["compare", file, ...(drawn || [id.replace(/^compare-/, "")])] };
     }
     const [, , run, , layer] = window.location.pathname.split("/").map(decodeURIComponent);
-    return { words: [run, layer, what], name: [run, layer, plainly(id, stat, what)] };
-  }
-
-  // A metric's id is made of a hash: its name is what its heading says.
-  function plainly(id, stat, heading) {
-    if (id === "heatmap" || id === "trend") return stat + "-" + id;
-    return id.startsWith("metric-") ? heading : id;
+    // A metric's id is made of a hash: its name is what its heading says.
+    const named = id.startsWith("metric-") ? heading : ["heatmap", "trend"].includes(id) ? stat + "-" + id : id;
+    return { words: [run, layer, heading], name: [run, layer, named] };
   }
 
   async function picture(button) {
     const plot = button.closest("figure").querySelector(".js-plotly-plot");
     if (!plot || !plot.layout) return;
-    const [first, last] = namedSteps(plot);
+    const [begin, end] = plot.layout.xaxis.range.map(step);
+    const [first, last] = [Math.max(0, Math.ceil(begin)), Math.max(0, Math.floor(end))];
     const id = (plot.id || plot.parentElement.id || "figure").replace(/^stat-/, "");
     const { words, name: parts } = subject(button, id);
     const figure = painted(plot, [...words, `steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`].filter(Boolean).join(" · "));
@@ -110,10 +99,6 @@
     await window.Plotly.downloadImage(figure, { format: "png", width, height, scale: SCALE, filename });
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-share]");
-    if (!button) return;
-    if (button.dataset.share === "address") window.gradcanary.copy(button, address(), "Copy the address bar");
-    else picture(button);
-  });
+  on("click", "button[data-share=address]", (button) => copy(button, address(), "Copy the address bar"));
+  on("click", "button[data-share=picture]", picture);
 }

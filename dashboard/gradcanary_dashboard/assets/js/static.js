@@ -72,7 +72,11 @@
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
-  window.gradcanary.onAttribute("data-trees", (slot, text) => draw(slot, JSON.parse(text || "[]")));
+  window.gradcanary.onAttribute("data-trees", (slot) => {
+    const act = () => draw(slot, JSON.parse(slot.dataset.trees || "[]"));
+    if (slot.matches("tbody:empty")) setTimeout(act); // the rows of a table are many, and come after what is looked at first
+    else act();
+  });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { draw });
 }

@@ -1,6 +1,6 @@
 /* The steps in sight: by dragging over a figure, and for fingers and keys by buttons. The address has them. */
 {
-  const { go, page } = window.gradcanary;
+  const { go, on } = window.gradcanary;
   const WHOLE = { from: null, to: null };
 
   function within(first, last) {
@@ -8,34 +8,30 @@
     return { from: from, to: Math.max(from, Math.round(last)) };
   }
 
-  // The first and the last step there are; nothing before there is one.
-  function reached() {
-    const steps = document.getElementById(page() + "-moves")?.dataset.steps;
-    return steps ? steps.split(" ").map(Number) : null;
-  }
-
-  // The first and the last step in sight, as the address has them; a link may lead to steps that nobody has yet.
-  function inSight([begin, end]) {
+  // The first and the last step there are, and those in sight, as the address has them: a link may lead to steps that nobody
+  // has yet. Null before there is a step.
+  function reach() {
+    const steps = document.querySelector("[data-steps]")?.dataset.steps;
+    if (!steps) return null;
+    const there = steps.split(" ").map(Number);
     const query = new URLSearchParams(window.location.search);
-    const [first, last] = [["from", begin], ["to", end]].map(([key, all]) => (/^\d+$/.test(query.get(key) || "") ? Number(query.get(key)) : all));
-    return first <= last ? [first, last] : [begin, end];
+    const seen = ["from", "to"].map((key, at) => (/^\d+$/.test(query.get(key) || "") ? Number(query.get(key)) : there[at]));
+    return [there, seen[0] <= seen[1] ? seen : there];
   }
 
   // No step beyond those there are, but for those in sight. All of them is what an address means that is silent.
   function bounded({ from, to }) {
-    const there = reached();
-    if (!there) return { from, to };
-    const [begin, end] = there;
-    const [first, last] = inSight(there);
+    const reached = reach();
+    if (!reached) return { from, to };
+    const [[begin, end], [first, last]] = reached;
     if (from <= begin && to >= end) return WHOLE;
     return within(Math.max(from, Math.min(begin, first)), Math.min(to, Math.max(end, last)));
   }
 
   function moved(move) {
-    const there = reached();
-    if (move === "reset" || !there) return WHOLE;
-    const [begin, end] = there;
-    const [first, last] = inSight(there);
+    const reached = reach();
+    if (move === "reset" || !reached) return WHOLE;
+    const [[begin, end], [first, last]] = reached;
     const width = last - first + 1;
     if (move === "in") return within(first + width / 4, first + width / 4 + Math.max(1, Math.floor(width / 2)) - 1);
     if (move === "out") return bounded(within(first - width / 2, first + width * 1.5 - 1));
@@ -62,10 +58,7 @@
     return change["xaxis.autorange"] ? WHOLE : null;
   }
 
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-zoom]");
-    if (button) go(moved(button.dataset.zoom));
-  });
+  on("click", "button[data-zoom]", (button) => go(moved(button.dataset.zoom)));
 
   // Plotly takes every touch for a zoom; a finger on a plot must still scroll the page, and a tap still clicks.
   document.addEventListener("touchstart", (event) => {

@@ -1,6 +1,6 @@
 """What is foreseen of weights and moments of low precision is what then happens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -106,18 +106,30 @@ def test_a_rate_that_rises_for_long_is_not_foreseen_at_the_last_moment_either(co
     assert collector.facts("bf16_moments")
 
 
-def test_an_optimizer_that_keeps_what_rounding_takes_away_is_left_alone(collector: Recorded) -> None:
+@pytest.mark.parametrize(
+    ("name", "state_of", "is_kept"),
+    [
+        ("compensation", torch.zeros_like, True),
+        ("master", lambda weight: weight.float() * 1.001, True),  # less than the distance of two numbers away
+        ("master", lambda weight: weight.float() * 1.02, False),
+        ("s", lambda weight: torch.zeros_like(weight, dtype=torch.float32), False),  # of the gradients, as Prodigy's
+        ("p0", torch.clone, False),  # no higher precision than the weight has
+    ],
+)
+def test_only_an_optimizer_that_keeps_what_rounding_takes_away_is_left_alone(
+    collector: Recorded, name: str, state_of: Callable[[torch.Tensor], torch.Tensor], *, is_kept: bool
+) -> None:
     model = mlp(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    optimizer.register_step_post_hook(
-        lambda *_: (
-            [optimizer.state[each].setdefault("compensation", torch.zeros_like(each)) for each in model.parameters()]
-            and None
-        )
-    )
+
+    def keep(*_: object) -> None:
+        for each in model.parameters():
+            optimizer.state[each][name] = state_of(each.detach())
+
+    optimizer.register_step_post_hook(keep)
     train(collector, model, optimizer, steps=3 * AFTER + 2)
-    assert not collector.facts("bf16_weights_lr")
-    assert set(collector.stat("frozen_fraction")) == {AFTER}
+    assert bool(collector.facts("bf16_weights_lr")) is not is_kept
+    assert set(collector.stat("frozen_fraction")) == ({AFTER} if is_kept else {AFTER, 2 * AFTER, 3 * AFTER})
 
 
 def test_an_optimizer_that_comes_later_has_its_own_fifty_steps(collector: Recorded) -> None:

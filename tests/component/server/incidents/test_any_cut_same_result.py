@@ -51,6 +51,7 @@ class Collector:
                 select(rule_state.c.packed).where(rule_state.c.run_id == number).order_by(rule_state.c.part)
             ).all()
         ids = [row["incident_id"] for row in rows]
+        rows = [{**row, "beside": row["beside"] and ids.index(row["beside"])} for row in rows]
         found = [{key: row[key] for key in row if key not in NUMBERS} for row in rows]
         joined = [
             (ids.index(row["incident_id"]), {key: row[key] for key in row if key not in NUMBERS}) for row in layers

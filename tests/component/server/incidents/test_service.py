@@ -55,6 +55,25 @@ def test_rules_have_incidents_of_their_own(store):
     assert [member["layer_no"] for member in members] == [repository.WHOLE_RUN_NO]
 
 
+@pytest.mark.parametrize(
+    ("layer", "step", "is_beside"), [(21, 400, True), (22, 400, True), (40, 400, False), (22, 359, False)]
+)
+def test_an_explosion_that_begins_beside_an_open_collapse_is_told_with_it(store, layer, step, is_beside):
+    """Layers 20 and 21 are block 10, layer 22 is of block 11."""
+    store.record(fired(20, step=359))
+    store.record(fired(layer, step=step, rule="explosion", severity="warning", evidence=None, value=5.0))
+    fell, exploded = read(store, detail.load_details, [1, 2])
+    assert exploded.incident.beside == (1 if is_beside else None)
+    assert exploded.caused_by == (1 if is_beside else None)
+    assert [other.rule for other in fell.covers] == (["explosion"] if is_beside else [])
+
+
+def test_an_explosion_after_a_collapse_is_over_is_told_by_itself(store):
+    store.record(fired(20, step=359), resolved(20, step=380))
+    store.record(fired(22, step=400, rule="explosion", severity="warning", evidence=None, value=5.0))
+    assert read(store, detail.load_details, [2])[0].incident.beside is None
+
+
 def test_a_big_batch_of_changes_takes_a_few_statements(store):
     statements = []
     event.listen(store.database._engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))

@@ -404,7 +404,7 @@ def test_no_reminder_is_sent_of_a_detached_run(store, receiver_factory):
 
 def test_muted_rule_sends_nothing_and_leaves_nothing(store, receiver_factory):
     listen(store, receiver_factory())
-    store.record(fired(0, rule="unused", evidence=None), fired(1))
+    store.record(fired(0, rule="frozen", evidence="measured"), fired(1))
     with store.database.write() as connection:
         now = store.database.now(connection) + 1
         planned = outbox.plan_deliveries(connection, SLOW, now, Rules().muted)

@@ -1,10 +1,13 @@
 """What is chosen above a figure, and the scale of its colours."""
 
+import json
+
 import pytest
 
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import figure_controls
+from gradcanary_dashboard.figures import metrics as metric_figures
 from support.api_answers import layer
 
 
@@ -27,3 +30,17 @@ def test_the_colours_of_a_heatmap_have_their_numbers(stat: str, told: list[float
     assert [part.children for part in scale.children if part.children] == words
     assert len(swatches) == len(("exact 0", "no data", "non-finite"))
     assert figure_controls.legend({"layout": {}}, STATS[stat])[0].children == []
+
+
+def test_a_metric_has_a_card_with_room_for_its_figure() -> None:
+    metrics = [{"name": "<b>", "tags": {"host": host}, "last": 1.0} for host in "ab"]
+    [panel] = metric_figures.of(metrics)
+    card, below = json.loads(figure_controls.metric_cards([panel], "30 more metrics"))
+    assert card[1] == {"class": "card panel", "aria-labelledby": f"{panel.key}-title", "data-key": panel.key}
+    _, heading, aside = card[2][1:]
+    assert heading[2] == "<b>"
+    assert aside[1:] == [{"class": "aside", "data-words": "2 lines by host"}, "2 lines by host"]
+    place = card[3][2]
+    assert (place[1], place[2][1]["style"]) == ({"id": panel.key}, "min-height: 190px")
+    assert below == ["p", {"class": "dim more"}, "30 more metrics"]
+    assert json.loads(figure_controls.metric_cards([], "")) == []

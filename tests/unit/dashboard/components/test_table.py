@@ -1,10 +1,10 @@
-"""The tables that the browser draws: what a body says of its columns, and what a row holds."""
+"""The tables that the browser draws: heads, rows and their names."""
 
 import json
 from typing import Any
 
-from gradcanary_dashboard.components import difference_table, layer_table, member_table, table
-from gradcanary_dashboard.components.table import Column
+from gradcanary_dashboard.components import difference_table, layer_table, member_table, static, table
+from gradcanary_dashboard.components.table import Column, Row
 
 COLUMNS = (Column("Layer", "link"), Column("value", "number", "What it had"))
 NAMES = {"link", "button", "button link"}
@@ -14,38 +14,42 @@ def described(component: Any) -> Any:
     return json.loads(json.dumps(component, default=lambda part: part.to_plotly_json()))
 
 
-def parts(component: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the heads of a table and the properties of its body."""
-    head, body = described(component)["props"]["children"]
-    [row] = [head["props"]["children"]]
-    return row["props"]["children"], body["props"]
+def names(kind: str, row: Row) -> list[Any]:
+    [tree] = json.loads(table.written([Column("Layer", kind)], [row]))
+    return list(tree[2][2:])
 
 
-def test_a_body_describes_its_columns_and_holds_what_it_was_filled_with() -> None:
-    heads, body = parts(table.table("rows", COLUMNS, {"rows": "[1]"}, labelled_by="title"))
-    assert [head["props"]["children"] for head in heads] == ["Layer", "value"]
-    assert (body["id"], body[table.ROWS]) == ("rows", "[1]")
-    assert json.loads(body["data-columns"]) == [
-        {"head": "Layer", "kind": "link"},
-        {"head": "value", "kind": "number"},
+def test_a_body_is_a_slot_below_its_heads() -> None:
+    head, body = described(table.table("rows", table.heads(COLUMNS), {"rows": "[1]"}, labelled_by="title"))["props"][
+        "children"
     ]
-    assert "data-few" not in body
+    heads = head["props"]["children"]["props"]["children"]
+    assert [each["props"]["children"] for each in heads] == ["Layer", "value"]
+    assert (body["props"]["id"], body["props"][static.TREES]) == ("rows", "[1]")
 
 
-def test_a_long_table_is_sorted_by_its_heads() -> None:
-    heads, body = parts(table.table("rows", COLUMNS, {}, labelled_by="title", few=100))
-    assert [head["props"]["children"]["props"]["data-sort"] for head in heads] == ["0", "1"]
-    assert (body["data-few"], body[table.ROWS]) == ("100", "[]")
-    found = described(table.finder("rows", "Layers with this in their name"))
-    assert '"data-finds": "rows"' in json.dumps(found)
+def test_rows_are_trees_with_a_key_each() -> None:
+    rows = [Row("a", ["1"]), Row("a", [{"text": "\N{EN DASH}", "mark": "far"}], tone="firing", is_chosen=True)]
+    first, second = json.loads(table.written(COLUMNS, rows))
+    assert first[1] == {"class": "", "role": "row", "data-key": "a 1"}
+    assert first[3] == ["td", {"class": "number", "role": "cell", "data-name": "value"}, "1"]
+    assert second[1] == {"class": "firing chosen", "role": "row", "data-key": "a 2"}
+    assert second[3][1]["class"] == "number far none"
+    [parts] = json.loads(table.written(COLUMNS, [Row("a", [{"parts": [["b", {}, "A"], " 1"]}])]))
+    assert parts[3][2:] == [["b", {}, "A"], " 1"]
 
 
-def test_a_row_leaves_out_what_it_does_not_have() -> None:
-    assert table.row("layer", ["1"]) == {"name": "layer", "cells": ["1"]}
-    full = table.row("layer", [{"text": "1", "mark": "far"}], href="/x", tone="firing", is_chosen=False)
-    assert json.loads(table.written([full])) == [
-        {"name": "layer", "cells": [{"text": "1", "mark": "far"}], "href": "/x", "tone": "firing", "chosen": False}
-    ]
+def test_a_long_name_goes_on_behind_its_dots() -> None:
+    [link] = names("link", Row("a.b.", [], href="/x"))
+    assert link[1] == {"class": "layer", "title": "a.b.", "href": "/x", "data-way": ""}
+    assert link[2:] == ["a.", ["wbr", {}], "b.", ["wbr", {}]]
+
+
+def test_a_button_draws_the_layer() -> None:
+    [button] = names("button", Row("a", [], is_chosen=True))
+    assert (button[1]["data-layer"], button[1]["aria-pressed"], button[2:]) == ("a", "true", ["a"])
+    button, link = names("button link", Row("a", [], href="/x"))
+    assert (button[1]["aria-pressed"], link[0]) == ("false", "a")
 
 
 def test_the_first_column_of_each_table_is_a_name() -> None:

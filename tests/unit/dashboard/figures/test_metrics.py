@@ -46,16 +46,14 @@ def test_only_what_was_logged_has_a_figure_in_a_steady_order() -> None:
     assert [panel.kind.title for panel in found] == ["Loss", "Learning rate", "Agent", "alpha", "lr0", "zeta"]
     assert len({panel.key for panel in found}) == len(found)
     assert found[1].asked == ["lr0", "lr1"]
-    listed = json.loads(metric_figures.listed(found, "run", 3))
-    assert [card["title"] for card in listed["panels"]] == [panel.kind.title for panel in found]
-    assert (listed["run"], listed["revision"], listed["more"]) == ("run", 3, "")
+    assert metric_figures.listed(found) == (found, "")
 
 
 def test_metrics_over_the_limit_are_counted() -> None:
     found = metric_figures.of([metric(f"m{number}") for number in range(130)])
-    listed = json.loads(metric_figures.listed(found, "run", 1))
-    more = "30 more metrics can be found by a part of the name."
-    assert (len(listed["panels"]), listed["more"]) == (metric_figures.MOST_PANELS, more)
+    listed, more = metric_figures.listed(found)
+    assert len(listed) == metric_figures.MOST_PANELS
+    assert more == "30 more metrics can be found by a part of the name."
     assert metric_figures.tally(found, None) == "130 metrics, of which 100 are drawn"
     assert metric_figures.tally(found, "m") == "130 of 130 metrics, of which 100 are drawn"
 
@@ -66,15 +64,15 @@ def test_metrics_are_found_by_a_part_of_their_name_or_their_title() -> None:
     )
 
     def titles(sought: str | None) -> list[str]:
-        return [each["title"] for each in json.loads(metric_figures.listed(found, "run", 1, sought))["panels"]]
+        return [each.kind.title for each in metric_figures.listed(found, sought)[0]]
 
     assert titles("clip_") == ["CLIP_score", "clip_a"]
     assert titles("LR1") == titles("learning") == ["Learning rate"]
     assert titles(" bytes ") == titles("Peak") == ["Peak memory"]
     assert len(titles(None)) == len(titles(" ")) == 5
     assert titles("(") == []
-    none = json.loads(metric_figures.listed(found, "run", 1, "("))
-    assert none["more"] == "No metric has \N{LEFT DOUBLE QUOTATION MARK}(\N{RIGHT DOUBLE QUOTATION MARK} in its name."
+    _, none = metric_figures.listed(found, "(")
+    assert none == "No metric has \N{LEFT DOUBLE QUOTATION MARK}(\N{RIGHT DOUBLE QUOTATION MARK} in its name."
     assert metric_figures.tally(found, "clip") == "2 of 5 metrics"
 
 

@@ -26,11 +26,19 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
         assert incident_page.steps_around(told, there) == expected, "no step that the run does not have"
     filled = incident_page.fill(told)
     [row, _] = json.loads(filled["members"])
-    href = row["href"]
+    href = row[2][2][1]["href"]
     assert href.startswith("/runs/run/layers/blocks.0.lora_A?")
     assert parse(href.partition("?")[2]) == View(from_step=11_759, to_step=12_859)
-    assert (row["name"], row["tone"]) == ("blocks.0.lora_A", "firing")
-    assert row["cells"] == ["340", "firing", "0.0031", "6.1e-7", numbers.NOTHING, "fall", numbers.NOTHING]
+    assert (row[1]["data-key"], row[1]["class"]) == ("blocks.0.lora_A 1", "firing")
+    assert [cell[2] for cell in row[3:]] == [
+        "340",
+        "firing",
+        "0.0031",
+        "6.1e-7",
+        numbers.NOTHING,
+        "fall",
+        numbers.NOTHING,
+    ]
     assert filled["members-tally"] == "2 firing"
     for words in (
         "Do first, for peft",
@@ -62,8 +70,8 @@ def test_incident_of_a_whole_run_has_no_layers() -> None:
 
 def test_members_of_an_ended_run_are_not_firing() -> None:
     ended = full(state="ended", resolution="run_finished", layers=[member(0), member(1, until_step=400)])
-    [first, second] = json.loads(member_table.rows(ended, View()))
-    assert (first["cells"][1], second["cells"][1]) == ("ended", "400")
+    [first, second] = json.loads(incident_page.fill(ended)["members"])
+    assert (first[4][2], second[4][2]) == ("ended", "400")
     assert member_table.tally(ended) == "1 ended, 1 resolved"
 
 

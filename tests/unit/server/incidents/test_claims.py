@@ -5,6 +5,7 @@ The reader shares no code with the writer: it knows what the words mean, and rea
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -15,7 +16,7 @@ from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.rules.signals import RULES
-from gradcanary_server.rules.types import SEVERITIES
+from gradcanary_server.rules.types import SEVERITIES, ScaleFall
 
 NAMES = dict(enumerate("abcdefghijkl"))
 Members = dict[int | None, Member]
@@ -33,8 +34,10 @@ IDLE = re.compile(r"at least every ([\d,]+) sampled steps, and then none in ([\d
 
 MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("collapse", "fall"): ("collapsed", r"fell (from|to|at) "),
+    ("collapse", "straight"): ("gradients that fall exponentially", "exponentially: each step took the same part"),
     ("collapse", "threshold"): ("under the threshold", "under the threshold given for"),
     ("collapse", "siblings"): ("than similar layers", "than similar layers"),
+    ("collapse", "follows"): ("fell beside collapsed", "beside collapsed ones fell (from|to|at) "),
     ("collapse", "joined_late"): ("already low when the run was joined", "already low .*when the run was joined"),
     ("nonfinite", "loss"): ("^the loss became NaN or infinite", "^The loss became NaN or infinite"),
     ("nonfinite", "both"): ("^the loss became NaN or infinite", "^The loss and the gradients? of .* became NaN"),
@@ -44,7 +47,9 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("vanished", "sporadic"): ("had no gradient", "had a gradient (now and then|at least every)"),
     ("vanished", "never"): ("had no gradient", "watched had (only gradients of exactly zero|no gradient) "),
     ("vanished", "by_script"): ("frozen by the script", "the script froze"),
-    ("unused", None): ("never had a gradient", "trainable and never had a gradient"),
+    ("unused", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
+    ("unused", "multiplied_by_zero"): ("had only gradients of exactly", "trainable and had only gradients of exactly"),
+    ("vanished", "handed_over"): ("handed (its|their) gradient over", "when similar layers that had none"),
     ("accumulation_loss", None): ("lost gradient while summing", "lost .* of (its|their) gradient while"),
     ("accumulator", "low_precision_sum"): ("summed in low precision", "summed over micro-steps in low precision"),
     ("accumulator", "declared"): ("another dtype than declared", "another dtype than the configuration asks for"),
@@ -64,14 +69,21 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("no_update", "apart"): ("far smaller updates than all others", "updates decades smaller than those of all others"),
     ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
-    ("fp16_underflow", "all_zeros"): ("go to zero", "exact zeros in float16 gradients"),  # the worse one comes first
-    ("fp16_underflow", "zeros"): ("go to zero", "exact zeros in float16 gradients"),
+    ("fp16_underflow", "all_zeros"): ("go to zero", "float16 gradients that had fewer"),  # the worse one comes first
+    ("fp16_underflow", "zeros"): ("go to zero", "float16 gradients that had fewer"),
+    ("fp16_underflow", "at_limit"): ("go to zero", "exact zeros in float16 gradients cut off at the smallest number"),
     ("clip_before_unscale", None): ("clipped before unscaling", "clipped while"),
     ("not_optimized", None): ("in no optimizer", "in no optimizer: .* gradients and never"),
+    ("never_cleared", None): (
+        "never (has its gradient|have their gradients) cleared",
+        "cleared after a step: each step uses the sum of all",
+    ),
     ("scale_drop", "information"): ("all gradients fell together", "and the loss came down, too"),
-    ("scale_drop", "warning"): ("all gradients fell together", "the loss did not fall enough"),
+    ("scale_drop", "warning"): ("all gradients fell together", r"the loss did not fall enough to explain it\."),
     ("scale_drop", "no_loss"): ("all gradients fell together", "whether the loss explains it is not known"),
     ("scale_drop", "critical"): ("all gradients fell together", "and the loss did not fall"),
+    ("scale_drop", "all_zeros"): ("all gradients fell together", "did not fall enough to explain that"),
+    ("loss_scale", None): ("the GradScaler's scale", "The GradScaler's scale"),
     ("silent", None): ("nothing heard since step", "Nothing was heard .* its last step was"),
     ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),
     ("stalled", None): ("no new step since step", "no step since step"),
@@ -252,6 +264,7 @@ def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
         kind = draw(st.sampled_from(kinds))
         if rule == "vanished" and kind != "sporadic" and value:
             value = None
+        value = {"not_in_graph": None, "multiplied_by_zero": 0.0}.get(kind, value)
         until = None if is_open else since + 99
         members[layer] = Member("warning", since, value, baseline, draw(VALUES), kind, until)
     firing = sum(each.until_step is None for each in members.values())
@@ -285,13 +298,44 @@ def run_wide(rule: str, severity: str, **member: object) -> tuple[Incident, Memb
     return incident, {None: Member(severity, 480, **fields)}
 
 
+FALLS = st.builds(
+    ScaleFall,
+    st.none() | st.sampled_from([65_536.0, 1.0, 2.0**40]),
+    st.sampled_from([0.5, 2.0**-12, 64.0]),
+    st.just(480),
+    st.just(500),
+    st.none() | st.floats(0, 1),
+)
+
+
+@given(FALLS)
+def test_every_claim_about_a_scale_is_true(fall: ScaleFall) -> None:
+    incident, members = run_wide("loss_scale", "warning")
+    told = text.sentence(replace(incident, scale_fall=fall), members, NAMES)
+    head = text.headline(replace(incident, scale_fall=fall), members)
+    assert re.search(MEANINGS["loss_scale", None][1], told)
+    assert told.casefold().startswith(head.casefold())
+    found = re.search(rf"from {NUMBER} to {NUMBER} between steps ([\d,]+) and ([\d,]+)", told)
+    if fall.before is None:
+        assert re.search(r"is [\d.e-]+ at step 500\.$", told), told
+        return
+    assert found is not None, told
+    assert [value_of(each) for each in found.groups()] == pytest.approx([fall.before, fall.after, 480, 500], rel=1e-9)
+    share = SHARE.search(told)
+    assert bool(share) == (fall.skipped is not None), told
+    if share and fall.skipped is not None:
+        assert value_of(share[1]) == pytest.approx(100 * fall.skipped, rel=0.06, abs=0.01)
+
+
+OF_LOSS = {"warning": "no_loss", "critical": "all_zeros"}
+
+
 @given(st.sampled_from(SEVERITIES), st.none() | st.floats(0.5, 40), st.booleans())
 def test_every_claim_about_a_common_fall_is_true(severity: str, decades: float | None, is_known: bool) -> None:
-    evidence = None if is_known else "no_loss"
+    evidence = None if is_known else OF_LOSS.get(severity)
     told = text.sentence(*run_wide("scale_drop", severity, value=decades, evidence=evidence), NAMES)
-    kind = "no_loss" if severity == "warning" and not is_known else severity
-    assert re.search(MEANINGS["scale_drop", kind][1], told)
-    assert sum(bool(re.search(MEANINGS["scale_drop", each][1], told)) for each in (*SEVERITIES, "no_loss")) == 1
+    kinds = [*SEVERITIES, *OF_LOSS.values()]
+    assert [kind for kind in kinds if re.search(MEANINGS["scale_drop", kind][1], told)] == [evidence or severity]
     found = re.search(rf"became (?:{NUMBER} times smaller|(exactly zero)) at step 480", told)
     assert found is not None, told
     if decades is None:

@@ -97,12 +97,21 @@ def test_nonfinite_names_loss_and_gradients():
 @pytest.mark.parametrize(
     ("rule", "evidence", "value", "few", "words"),
     [
+        ("collapse", "straight", 6.1e-7, "has gradients that fall exponentially", "to 6.1e-7 at step 340, expo"),
         ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
         ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
         ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
         ("vanished", "sporadic", 400.0, "has had no gradient", "and then none in 400, since step 340"),
         ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
-        ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
+        (
+            "unused",
+            "not_in_graph",
+            None,
+            "never had a gradient",
+            "trainable and never had a gradient: no backward pass",
+        ),
+        ("unused", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
+        ("vanished", "handed_over", None, "handed its gradient over", "and none since step 340, when similar layers"),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         (
@@ -145,8 +154,10 @@ def test_nonfinite_names_loss_and_gradients():
         ("fp16_underflow", "no_scaler", None, "has float16 gradients without a GradScaler", "without a GradScaler"),
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50 % exact zeros"),
         ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95 % exact zeros"),
+        ("fp16_underflow", "at_limit", 0.4, "go to zero", "40 % exact zeros in float16 gradients cut off at"),
         ("clip_before_unscale", None, None, "clipped before unscaling", "clipped while its gradients carry"),
         ("not_optimized", None, None, "is in no optimizer", "it receives gradients and never changes"),
+        ("never_cleared", None, None, "never has its gradient cleared", "each step uses the sum of all, seen at"),
     ],
 )
 def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
@@ -273,6 +284,27 @@ def test_whole_blocks_and_whole_groups_are_seen():
     assert scene(fired(0), fired(7), names=plain).code == "unknown_fall"
 
 
+def test_gradients_that_shrink_with_depth_are_seen():
+    row = tuple(f"{place}.0.weight" for place in range(12))
+    far = [
+        Transition(70, "collapse", place, "fired", "warning", 50, 10.0 ** (place - 15), None, 1e-3, "siblings")
+        for place in range(9)
+    ]
+    lines = ("gradients shrink from layer to layer, from 1e-7 in 8.0.weight to 1e-15 in 0.0.weight",)
+    assert scene(*far, names=row).evidence == lines
+    assert scene(*far[::-1], names=row).evidence == lines
+    assert scene(*far[:5], names=row).evidence == (), "too few to be a row"
+    assert scene(*far[:4], replace(far[4], value=1e-9), *far[5:], names=row).evidence == ()
+
+
+def test_an_explosion_beside_a_collapse_has_its_cause():
+    near = (causes.NearbyIncident(30, "collapse", "critical", 330),)
+    case = case_of(fired(0, rule="explosion", evidence=None, severity="warning"))
+    for beside, code in ((30, "beside_collapse"), (None, "exploding")):
+        incident = replace(case.incident, beside=beside)
+        assert causes.likely_cause(causes.CauseContext(incident, case.members, {}, near)).code == code
+
+
 def test_earlier_cause_comes_first():
     near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
     cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
@@ -308,6 +340,7 @@ def test_nonfinite_says_what_was_first():
     [
         ("collapse", "fall", "critical", "explosion", "after_explosion"),
         ("collapse", "fall", "critical", "vanished", "after_vanished"),
+        ("collapse", "straight", "warning", None, "exponential_fall"),
         ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
         ("explosion", None, "warning", None, "exploding"),
         ("explosion", None, "critical", None, "diverging"),
@@ -315,14 +348,16 @@ def test_nonfinite_says_what_was_first():
         ("vanished", "sporadic", "warning", None, "idle_for_long"),
         ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
-        ("unused", None, "warning", None, "never_used"),
-        ("unused", None, "warning", "not_optimized", "after_not_optimized"),
+        ("vanished", "handed_over", "information", None, "handed_over"),
+        ("unused", "not_in_graph", "warning", None, "not_in_graph"),
+        ("unused", "not_in_graph", "information", None, "never_used"),
+        ("unused", "not_in_graph", "warning", "not_optimized", "after_not_optimized"),
         ("accumulation_loss", None, "critical", None, "lossy_sum"),
         ("accumulator", "low_precision_sum", "information", None, "low_precision_sum"),
         ("accumulator", "declared", "information", None, "other_dtype"),
         ("frozen", "measured", "warning", None, "coarse_weights"),
         ("in_vain", "rounded", "critical", None, "in_vain"),
-        ("in_vain", "clipped", "critical", None, "clip_limit"),
+        ("in_vain", "clipped", "critical", None, "in_vain"),
         ("no_update", "undone", "critical", None, "lost_update"),
         ("no_update", "too_fine", "critical", None, "cannot_move"),
         ("no_update", "unmoved", "critical", None, "unmoved"),
@@ -333,8 +368,11 @@ def test_nonfinite_says_what_was_first():
         ("second_moments", None, "warning", None, "coarse_moments"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
         ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
+        ("fp16_underflow", "at_limit", "critical", None, "fp16_zeros"),
         ("clip_before_unscale", None, "warning", None, "scaled_clip"),
         ("not_optimized", None, "warning", None, "in_no_optimizer"),
+        ("never_cleared", None, "critical", None, "kept_gradients"),
+        ("explosion", None, "critical", "never_cleared", "after_never_cleared"),
     ],
 )
 def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
@@ -454,12 +492,14 @@ def test_root_cause_of_an_explosion_is_the_rate_that_rose():
     assert doubled.code == "diverging"
 
 
-def test_root_cause_of_weights_that_stand_still_is_the_clip():
-    clip = wire.Setting(20, None, (), "max_norm", 1e-9)
-    cause = explained(fired(0, rule="frozen", evidence="forecast"), settings=(clip,), norm=0.7)
-    assert cause.code == "clip_limit"
-    assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
-    assert explained(fired(0, rule="frozen", evidence="forecast"), norm=0.7).code == "coarse_weights"
+def test_root_cause_of_weights_that_stand_still_is_a_clip_that_leaves_next_to_nothing():
+    tiny, usual = (wire.Setting(20, None, (), "max_norm", limit) for limit in (1e-9, 1.0))
+    for rule, evidence, without in (("frozen", "forecast", "coarse_weights"), ("in_vain", "clipped", "in_vain")):
+        cause = explained(fired(0, rule=rule, evidence=evidence), settings=(tiny,), norm=0.7)
+        assert cause.code == "clip_limit"
+        assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
+        for settings in ((), (usual,)):
+            assert explained(fired(0, rule=rule, evidence=evidence), settings=settings, norm=2.7).code == without
 
 
 def test_settings_explain_nothing_that_the_script_did():
@@ -492,12 +532,26 @@ def test_gradients_that_became_exactly_zero_are_not_cut_off():
 
 def test_unused_layer_without_a_module_may_be_that_of_a_replaced_one():
     def unused(value=None):
-        return fired(0, rule="unused", evidence=None, value=value)
+        evidence = "not_in_graph" if value is None else "multiplied_by_zero"
+        return fired(0, rule="unused", evidence=evidence, value=value, severity="information")
 
     assert scene(unused(), names=("group0.4", "head.weight")).code == "never_used_unnamed"
     assert scene(unused(), names=("group0.bias", "head.weight")).code == "never_used"
     assert "replaced" not in remedies.CAUSES["never_used"].text
     assert scene(unused(0.0)).code == "cancelled"
+
+
+def test_none_and_exact_zeros_have_causes_of_their_own():
+    def unused(number, value):
+        evidence = "not_in_graph" if value is None else "multiplied_by_zero"
+        return fired(number, rule="unused", evidence=evidence, value=value)
+
+    assert scene(unused(0, 0.0), unused(1, 0.0)).code == "multiplied_by_zero"
+    both = scene(unused(0, 0.0), unused(1, None), unused(2, None))
+    assert (both.code, both.evidence) == (
+        "not_in_graph",
+        ("of them 2 have no gradient at all, and 1 only exact zeros",),
+    )
 
 
 def test_loss_that_turns_infinite_after_an_explosion_diverged():

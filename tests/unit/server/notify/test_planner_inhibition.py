@@ -42,10 +42,11 @@ class World:
     sent: dict[int, list[Delivery]] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
 
-    def open(self, rule, step, severity="critical"):
+    def open(self, rule, step, severity="critical", beside=None):
         number = len(self.incidents) + 1
+        counts = {"layers": 12, "firing": 3, "ever_firing": 3}
         self.incidents[number] = Incident(
-            rule, 1, severity, "open", step, self.now, step, 12, firing=3, ever_firing=3, run_id=1, id=number
+            rule, 1, severity, "open", step, self.now, step, **counts, beside=beside, run_id=1, id=number
         )
         self.sent[number] = []
         return number
@@ -145,6 +146,16 @@ def test_of_two_at_one_step_the_cause_is_told(first, second):
         numbers = {rule: world.open(rule, 220) for rule in rules}
         world.wait(PACE.remind_s / 2)
         assert [(message.incident, message.also) for message in world.messages] == [(numbers[first], [numbers[second]])]
+
+
+def test_an_explosion_beside_a_collapse_is_in_its_message():
+    world = World()
+    fallen = world.open("collapse", 132)
+    beside, elsewhere = (world.open("explosion", 156, "warning", beside=each) for each in (fallen, None))
+    grown = world.open("explosion", 157, beside=fallen)
+    world.wait(60)
+    said = [(message.incident, message.also) for message in world.messages]
+    assert said == [(fallen, [beside]), (elsewhere, []), (grown, [])]
 
 
 def test_a_collapse_before_a_nan_is_in_its_message():

@@ -62,7 +62,7 @@ def test_three_hundred_layers_at_once_are_one_message_and_one_when_it_is_over(fa
 
 
 def test_three_hundred_layers_that_never_had_a_gradient_are_one_message():
-    absmax, people = healthy(400, LAYERS), People(layers=LAYERS)
+    absmax, people = healthy(600, LAYERS), People(layers=LAYERS)
     absmax[:, SPARED:] = -1
     live(Trace(absmax), launch(lora(LAYERS // 2)), people, step_s=1, batch=64)
     people.wait(3 * DAY)

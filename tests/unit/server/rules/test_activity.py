@@ -1,6 +1,6 @@
 """Each detector leaves the same when it skips steps as when it observes them one by one."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -32,13 +32,15 @@ PARTS = {
         state.scores.score[SUM_FINE:VAIN],
     ),
     "NonfiniteDetector": lambda state: (state.scores.score[NONFINITE], state.of_run.score, state.progress.skipped),
+    "LossScaleDetector": lambda state: (state.of_run.score, np.array(astuple(state.progress.scaler), np.float64)),
     "ActivityTracker": lambda state: state.activity.arrays(),
     "ExplosionDetector": lambda state: (*state.initial_levels.arrays(), state.scores.score[EXPLOSION]),
     "ScaleDropDetector": lambda state: (
         *(state.alive, state.baselines.level, state.baselines.block, state.baselines.filled),
+        *(state.baselines.blocks, state.baselines.begin, state.baselines.end, state.baselines.pace),
         *(state.progress.last_small_step, state.progress.common_fall),
     ),
-    "CollapseDetector": lambda state: (state.below_threshold, state.scores.score[COLLAPSE]),
+    "CollapseDetector": lambda state: (state.below_threshold, state.scores.score[COLLAPSE], *state.weights.arrays()),
     "VanishedDetector": lambda state: (state.scores.score[WITHOUT_GRADIENT],),
     "PrecisionDetector": lambda state: (*state.precision.arrays(), state.scores.score[LOST:SUM_FINE]),
     "NoUpdateDetector": lambda state: (

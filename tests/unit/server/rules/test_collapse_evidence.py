@@ -1,11 +1,14 @@
 """Collapse by siblings, by lateness and by a threshold; what clipping, skipping and partial samples may feed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gradcanary_server.rules.config import Collapse, LayerRule, Rules
+from gradcanary_server.rules.layer_config import compile_rules
 from gradcanary_server.rules.types import Jump
-from support.traces import ACCUMULATED, NONFINITE, PARTIAL, POST_CLIP, Trace, fired, healthy, launch, run
+from support.traces import ACCUMULATED, NONFINITE, PARTIAL, POST_CLIP, Trace, fired, healthy, launch, lora, run
 
 
 def small(rows: int = 300, layers=(2, 4), size: float = 1e-6) -> np.ndarray:
@@ -36,6 +39,55 @@ def test_a_warning_becomes_critical_with_an_own_fall():
 def test_three_siblings_are_too_few():
     absmax = small(layers=(2,))[:, :6]
     assert run(Trace(absmax), launch(launch().layers[:6]))[1] == ()
+
+
+def of_family(levels: list[float], rows: int = 300) -> np.ndarray:
+    """A family of lora_A, one level each, and healthy lora_B."""
+    absmax = healthy(rows, 2 * len(levels))
+    absmax[:, ::2] *= np.array(levels) / 5e-3
+    return absmax
+
+
+def named(levels: list[float], rows: int = 300, **changes) -> set[int]:
+    """Return the members of the family that are named for being under their siblings."""
+    _, found = run(Trace(of_family(levels, rows), **changes), launch(lora(len(levels))))
+    assert {(change.rule, change.evidence, change.severity) for change in found} <= {
+        ("collapse", "siblings", "warning")
+    }
+    return {change.layer // 2 for change in found}
+
+
+def test_most_of_a_family_can_be_sick():
+    assert named([1e-7] * 18 + [4e-3] * 3) == {*range(18)}
+    _, changes = run(Trace(of_family([1e-7] * 18 + [4e-3] * 3)), launch(lora(21)))
+    assert {change.step for change in changes} == {69}, "20 steps after grace"
+    assert all(change.siblings > 3e-3 for change in changes)
+
+
+def test_all_layers_whose_gradient_is_lost_with_depth_are_named():
+    levels = 10.0 ** -np.linspace(11, 2, 16)  # 0.25 for each sigmoid
+    # All that are low, and two decades under the best but one, not only those under the upper quartile.
+    assert named(levels.tolist()) == {*range(11)}
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [1e-2, *[1e-6] * 11],  # the first block of a transformer: one alone may be the odd one
+        [*[3e-5] * 8, *[3e-3] * 4],  # layers of one model differ by two decades
+        [*[1e-11] * 10, 1e-7, 1e-7],  # biases of keys: all are rounding errors
+        [0.0] * 6 + [1e-5, 1e-2, 1e-2],  # experts that were not asked
+    ],
+)
+def test_healthy_families_are_quiet(levels):
+    absmax = of_family(levels)
+    assert not fired(run(Trace(absmax), launch(lora(len(levels))))[1])
+
+
+def test_gradients_may_take_all_of_grace_to_reach_the_first_layers():
+    absmax = of_family([1e-7] * 12 + [1e-4] * 2 + [4e-3] * 2)
+    absmax[60:, :24:2] *= 1e4
+    assert not fired(run(Trace(absmax), launch(lora(16)))[1])
 
 
 def test_attach_to_a_running_job_informs_once():
@@ -188,3 +240,109 @@ def test_a_rate_that_jumped_a_sample_before_is_told_however_few_are_sampled():
     rates[149:] = 1e-2
     (change,) = run(Trace(absmax, lr=rates, every=1000))[1]
     assert [jump.step for jump in change.jumps] == [149_000]
+
+
+def falling(factors, begin: int = 120, rows: int = 1_200, layers=(6, 7), noise: float = 0.1) -> np.ndarray:
+    """Gradients of which those of some layers are multiplied by a factor that depends on the steps since ``begin``."""
+    absmax = healthy(rows)
+    absmax *= 10 ** np.random.default_rng(1).normal(0, noise, absmax.shape)
+    absmax[:, layers] *= factors(np.maximum(np.arange(rows) - begin, 0))[:, None]
+    return absmax
+
+
+def evidence(changes) -> set[tuple[int | None, str, str | None]]:
+    return {(each.layer, each.severity, each.evidence) for each in changes if each.evidence != "siblings"}
+
+
+def annealed(rate: float):
+    return lambda steps: rate**steps
+
+
+@pytest.mark.parametrize("begin", [0, 120, 333])
+@pytest.mark.parametrize("rate", [0.98, 0.985, 0.99])
+def test_a_fall_in_one_straight_line_for_hundreds_of_steps_is_a_warning(rate, begin):
+    _, changes = run(Trace(falling(annealed(rate), begin)))
+    assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
+
+
+def test_a_straight_line_is_seen_where_few_steps_are_sampled():
+    _, changes = run(Trace(falling(annealed(0.95), rows=500), every=10))
+    assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        lambda steps: np.where(steps > 0, 1e-3, 1.0),
+        annealed(0.9),  # what dies in 50 steps
+        lambda steps: 1 / (1 + steps) ** 1.5,
+        lambda steps: 10.0 ** -((steps / 150) ** 2),
+        lambda steps: 0.995**steps * np.where(steps > 300, 1e-4, 1.0),
+    ],
+)
+def test_what_falls_at_once_or_on_a_curve_or_off_its_line_is_critical(factors):
+    _, changes = run(Trace(falling(factors)))
+    assert evidence(changes) == {(6, "critical", "fall"), (7, "critical", "fall")}
+
+
+def shrinking(rate: float, share: float, rows: int = 1_200) -> np.ndarray:
+    """The norms of the weights of layer 8, measured in turns, that shrink at a share of the pace."""
+    norms = np.full((rows, 16), np.nan)
+    norms[::8, 8] = (rate**share) ** np.maximum(np.arange(rows) - 120, 0)[::8]
+    norms[::8, 9] = 3.0
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"), [(1.0, "critical"), (0.6, "critical"), (0.0, "warning"), (0.1, "warning")]
+)
+def test_weights_that_shrink_in_the_same_line_make_it_critical(share, severity):
+    trace = Trace(falling(annealed(0.98)), values={"weight_norm": shrinking(0.98, share)})
+    for cuts in ((), (130, 301)):
+        _, changes = run(trace, cuts=cuts)
+        assert {(each.layer, each.severity) for each in changes} == {(6, severity), (7, severity)}
+
+
+def test_a_line_that_ends_low_stays_a_warning_and_a_recovery_ends_it():
+    absmax = falling(lambda steps: 0.98 ** np.minimum(steps, 260))
+    absmax[1_000:, 6:8] = 5e-3
+    _, changes = run(Trace(absmax))
+    assert [(each.kind, each.severity) for each in changes if each.layer == 6] == [
+        ("fired", "warning"),
+        ("resolved", "warning"),
+    ]
+
+
+def dying(beside: int, *, share: float = 1.0, collapses: bool = True) -> tuple[set[tuple[str, int, str]], tuple]:
+    """Let block 3 collapse and a lora_B be exactly zero more and more often; it had a gradient in a share of steps."""
+    random = np.random.default_rng(4)
+    absmax = healthy(1_000)
+    dying = 2 * beside + 1
+    absmax[: 300 if collapses else 0, dying] *= random.random(300 if collapses else 0) < share
+    if collapses:
+        absmax[300:, 6] *= 1e-4
+    fades = np.clip((np.arange(700) - 100) / 200, 0, 1)
+    absmax[300:, dying] *= (random.random(700) >= fades) * 10 ** -(2 * fades)
+    _, changes = run(Trace(absmax))
+    found = {(change.rule, change.layer, change.evidence) for change in changes if change.kind == "fired"}
+    return found, changes
+
+
+@pytest.mark.parametrize("beside", [2, 3, 4])
+def test_a_dense_layer_that_dies_beside_a_collapse_joins_it(beside):
+    found, changes = dying(beside)
+    assert found == {("collapse", 6, "fall"), ("collapse", 2 * beside + 1, "follows")}
+    assert [change.severity for change in changes] == ["critical", "warning"]
+
+
+def test_a_layer_that_dies_elsewhere_or_alone_or_was_idle_before_does_not_join():
+    assert dying(6)[0] == {("collapse", 6, "fall"), ("vanished", 13, "sporadic")}
+    assert dying(3, collapses=False)[0] == {("vanished", 7, "sporadic")}
+    assert dying(3, share=0.2)[0] == {("collapse", 6, "fall"), ("vanished", 7, "sporadic")}
+
+
+def test_layers_without_a_block_are_beside_all():
+    names = ("input.weight", "blocks.0.up", "blocks.1.up", "blocks.3.up", "others.1.up")
+    config = compile_rules(tuple(replace(lora()[0], number=n, name=name) for n, name in enumerate(names)), Rules())
+    assert config.beside(np.eye(5, dtype=np.bool_)[1]).tolist() == [True, True, True, False, False]
+    assert config.beside(np.eye(5, dtype=np.bool_)[0]).all()

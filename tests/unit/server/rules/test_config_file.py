@@ -18,7 +18,7 @@ rules:
   nonfinite: {skipped_in_row: 20}
   explosion: {ratio: 100, absmax: 1.0e+4, observations: 3, loss_ratio: 10}
   vanished: {steady_share: 0.95, observations: 50, fire_after_steps: 20, rare_factor: 10}
-  unused: {observations: 50, notify: false}
+  unused: {observations: 50}
   accumulation_loss: {error: 0.05, norm_ratio: 0.95}
   accumulator: {warn_above: 0.01, notify: false}
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
@@ -28,6 +28,7 @@ rules:
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
   not_optimized: {}
+  never_cleared: {}
   silent: {after_s: 300, intervals: 10}
   stalled: {after_s: 1800, steps: 20, pause_factor: 2}
   crash: {}
@@ -89,7 +90,7 @@ layers:
 
 
 def test_rules_without_messages_are_known(tmp_path):
-    assert Rules().muted == {"unused", "accumulator", "frozen", "no_update", "second_moments", "fp16_underflow"}
+    assert Rules().muted == {"accumulator", "frozen", "no_update", "second_moments", "fp16_underflow"}
     rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
     assert rules.muted == {"collapse", "accumulator", "frozen", "no_update", "second_moments", "fp16_underflow"}
 

@@ -13,6 +13,7 @@ from gradcanary_server.rules.config import (
     ClipBeforeUnscale,
     Fp16Underflow,
     Frozen,
+    NeverCleared,
     NotOptimized,
     Rules,
     SecondMoments,
@@ -112,6 +113,29 @@ def test_parameters_in_float16_have_gradients_born_there():
     assert fired(run(Trace(healthy(STEPS), values=values), launch(layers))[1], "fp16_underflow").keys() == {5}
 
 
+def test_layers_whose_values_show_float16_are_judged_as_those_of_the_dtype():
+    facts = (wire.Fact("fp16_gradients", "", (lora()[5].name,)),)
+    values = measured("zero_fraction", dict(enumerate([0.1] * 5 + [0.5] * 5, start=100)))
+    assert told(run(Trace(healthy(STEPS), values=values), launch(facts=facts))[1]) == [
+        ("fp16_underflow", 5, "fired", 109, "warning", "zeros")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zeros", "severity"), [([0.2] * 20, None), ([0.4] * 20, "warning"), ([0.75] * 3 + [0.95] * 5, "critical")]
+)
+def test_zeros_beside_the_smallest_numbers_of_float16_count_from_the_start(zeros, severity):
+    facts = (wire.Fact("fp16_limit", "", (lora()[5].name,)),)
+    values = measured("zero_fraction", dict(enumerate(zeros)))
+    state, changes = run(Trace(healthy(STEPS), values=values), launch(facts=facts))
+    found = [("fp16_underflow", 5, "fired", 4, "warning", "at_limit")] if severity else []
+    found += [("fp16_underflow", 5, "fired", 7, "critical", "at_limit")] if severity == "critical" else []
+    assert [each for each in told(changes) if each[0] == "fp16_underflow"] == found
+    over = measured("zero_fraction", dict(enumerate([0.1] * 5)))
+    _, changes = run(Trace(healthy(STEPS), first=STEPS, values=over), launch(facts=facts), state=state)
+    assert {change.kind for change in changes} == ({"resolved"} if severity else set())
+
+
 @pytest.mark.parametrize(("micro_steps", "severity"), [(8, "information"), (63, "information"), (64, "warning")])
 def test_a_sum_in_bfloat16_is_told_once_by_what_it_is_predicted_to_lose(micro_steps, severity):
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, micro_steps=np.full(STEPS, micro_steps, np.int16))
@@ -146,18 +170,27 @@ def test_another_dtype_than_declared_and_keys_that_do_nothing_are_information():
 
 
 @pytest.mark.parametrize(
-    ("code", "rule", "evidence"),
+    ("code", "rule", "severity", "evidence"),
     [
-        ("bf16_moments", "second_moments", None),
-        ("fp16_without_scaler", "fp16_underflow", "no_scaler"),
-        ("clip_before_unscale", "clip_before_unscale", None),
+        ("bf16_moments", "second_moments", "warning", None),
+        ("fp16_without_scaler", "fp16_underflow", "warning", "no_scaler"),
+        ("clip_before_unscale", "clip_before_unscale", "warning", None),
+        ("never_cleared", "never_cleared", "critical", None),
     ],
 )
-def test_facts_of_the_agent_warn_from_the_next_step(code, rule, evidence):
+def test_facts_of_the_agent_count_from_the_next_step(code, rule, severity, evidence):
     state, _ = run(Trace(healthy(100)))
     of = launch(facts=(wire.Fact(code, "", (lora()[7].name,)), wire.Fact("sharded", "", ())))
     _, changes = run(Trace(healthy(100), first=100), of, state=state)
-    assert told(changes) == [(rule, 7, "fired", 100, "warning", evidence)]
+    assert told(changes) == [(rule, 7, "fired", 100, severity, evidence)]
+
+
+def test_a_launch_without_the_fact_resolves_gradients_that_were_never_cleared():
+    facts = (wire.Fact("never_cleared", "", ()),)
+    state, changes = run(Trace(healthy(3)), launch(facts=facts))
+    assert len(fired(changes, "never_cleared")) == 16
+    _, changes = run(Trace(healthy(3)), launch(number=2, older=frozenset([1])), state=state)
+    assert {(each.rule, each.kind, each.resolution) for each in changes} == {("never_cleared", "resolved", "recovered")}
 
 
 def grouped(owners):
@@ -201,9 +234,17 @@ def test_rules_that_are_off_say_nothing():
         fp16_underflow=Fp16Underflow(**off),
         clip_before_unscale=ClipBeforeUnscale(**off),
         not_optimized=NotOptimized(**off),
+        never_cleared=NeverCleared(**off),
         second_moments=SecondMoments(**off),
     )
-    codes = ("bf16_moments", "fp16_without_scaler", "dead_config_key", "clip_before_unscale", "not_optimized")
+    codes = (
+        "bf16_moments",
+        "fp16_without_scaler",
+        "dead_config_key",
+        "clip_before_unscale",
+        "not_optimized",
+        "never_cleared",
+    )
     facts = tuple(wire.Fact(code, "", ()) for code in codes)
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, values=measured("frozen_fraction", {100: 0.95}))
     assert run(trace, launch(facts=facts), rules)[1] == ()

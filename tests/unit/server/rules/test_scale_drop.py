@@ -62,6 +62,15 @@ def test_gradients_of_exactly_zero_are_explained_by_a_loss_that_came_there(loss,
     assert {change.rule for change in changes} == {"scale_drop"}
 
 
+@pytest.mark.parametrize(
+    ("loss", "severity", "evidence"), [(losses(1.5), "critical", "all_zeros"), (None, "warning", "no_loss")]
+)
+def test_gradients_of_exactly_zero_and_a_loss_that_is_left_are_critical(loss, severity, evidence):
+    """A loss that came down a bit does not make it better; of one that nobody logged nothing is known."""
+    _, changes = run(Trace(dropped(by=0.0), loss=loss))
+    assert (changes[-1].rule, changes[-1].severity, changes[-1].evidence) == ("scale_drop", severity, evidence)
+
+
 def in_turns(share: float, rows: int = 700) -> np.ndarray:
     """Gradients of which so large a share of the steps has none but exact zeros, at random."""
     absmax = healthy(rows)

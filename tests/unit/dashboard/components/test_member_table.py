@@ -1,0 +1,66 @@
+"""The layers of an incident: which of them, in which order, how many."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gradcanary_dashboard.address.incidents import FEW, Members, parse_members
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.components import member_table
+from support.api_answers import full, member
+
+VALUES = {"a.10": (3e-7, 20), "a.9": (None, None), "b.1": (2.5, 100), "B.2": (-1.0, None)}
+LAYERS = [
+    member(number, name=name, value=value, until_step=until)
+    for number, (name, (value, until)) in enumerate(VALUES.items())
+]
+
+
+def filled(search: str, layers: list[dict[str, Any]] = LAYERS) -> dict[str, Any]:
+    return member_table.filled(full(layers=layers), View(), parse_members(search))
+
+
+def names(search: str) -> list[str]:
+    return [row[1]["data-key"].removesuffix(" 1") for row in json.loads(filled(search)["members"])]
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        ("", ["a.10", "a.9", "b.1", "B.2"]),
+        ("?by=0", ["a.9", "a.10", "b.1", "B.2"]),
+        ("?by=-0", ["B.2", "b.1", "a.10", "a.9"]),
+        ("?by=4", ["B.2", "a.10", "b.1", "a.9"]),
+        ("?by=-4", ["b.1", "a.10", "B.2", "a.9"]),
+        ("?by=2", ["a.10", "b.1", "a.9", "B.2"]),
+        ("?by=12", ["a.10", "a.9", "b.1", "B.2"]),
+        ("?by=x", ["a.10", "a.9", "b.1", "B.2"]),
+        ("?find=%20B.%20", ["b.1", "B.2"]),
+        ("?find=9&by=4", ["a.9"]),
+    ],
+)
+def test_layers_are_found_and_ordered(search: str, expected: list[str]) -> None:
+    assert names(search) == expected
+
+
+def test_a_head_sorts_the_other_way_when_it_is_pressed_again() -> None:
+    for search, order, choice in (("", "none", "4"), ("by=4", "ascending", "-4"), ("by=-4", "descending", "4")):
+        head = json.loads(filled(search)["members-heads"])[4]
+        assert (head[1]["aria-sort"], head[2][1]["data-choice"]) == (order, choice)
+
+
+def test_many_layers_are_shown_in_part() -> None:
+    many = [member(number, name=f"layer.{number}") for number in range(750)]
+    at_first, more = filled("", many), filled("most=600", many)
+    assert [len(json.loads(each["members"])) for each in (at_first, more)] == [FEW, 600]
+    assert (at_first["members-shown"], more["members-shown"]) == ("100 of 750 shown", "600 of 750 shown")
+    assert '"data-choice":"600"' in at_first["members-more"]
+    few = filled("find=layer.7", many)
+    assert (few["members-shown"], few["members-more"]) == ("61 of 61 shown, of 750 in all", "[]")
+    assert filled("most=1100", many)["members-shown"] == ""
+
+
+def test_a_choice_that_cannot_be_read_is_none() -> None:
+    for search in ("by=4.5", "by=--1", "by=999", "most=-3", "most=x", "most=9999999"):
+        assert parse_members(search) == Members(), search
