@@ -183,10 +183,14 @@ class NoUpdateDetector(Detector):
             self.state.updates.add(self.config.columns, steps, changes)
 
     def _judged(self, step: int) -> Judged:
-        """Return the layers whose learning rate is neither over nor unknown, by their last measurements."""
+        """Return the layers by their last measurements, if their rate is neither over nor unknown, and their gradient is
+        near its baseline."""
         config, progress, updates = self.config, self.state.progress, self.state.updates
         least, grace = self.context.rules.no_update.least_lr_share, self.context.rules.grace
         is_judged = find_learning(progress, config, least) & config.no_update.enabled & ~config.is_low
+        with np.errstate(divide="ignore"):
+            fall = self.state.baselines.levels(config.columns) - np.log10(updates.gradient[config.columns])
+        is_judged &= ~(fall >= config.fall)  # a converged layer has steps that are rounded away
         is_still = (updates.still[config.columns] >= OBSERVATIONS) & config.no_update.enabled
         has_others = any(rate > 0 for rate in progress.lr) or step - self.context.launch.first_step >= grace.max_steps
         return Judged(

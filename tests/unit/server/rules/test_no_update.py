@@ -134,6 +134,11 @@ STEP = np.arange(STEPS)[:, None]
             trace(of_layers(0.0), lr=RATES, absmax=healthy(STEPS) * (of_layers(0.0, 1.0) > 0)),
             None,
         ),
+        (
+            "they converged",
+            trace(np.where(STEP < 400, 1e-3, 0.0), lr=RATES, absmax=healthy(STEPS) * np.where(STEP < 390, 1.0, 1e-5)),
+            None,
+        ),
         ("they moved now and then", trace(np.where(STEP % 40 < 20, 0.0, 1e-3), lr=RATES), None),
         ("the rate is over", trace(np.where(STEP < 60, 1e-3, of_layers(0.0)), lr=np.where(STEP < 60, 1e-3, 0.0)), None),
         (
