@@ -183,8 +183,10 @@ class NoUpdateDetector(Detector):
             self.state.updates.add(self.config.columns, steps, changes)
 
     def _judged(self, step: int) -> Judged:
-        """Return the layers by their last measurements, if their rate is neither over nor unknown, and their gradient is
-        near its baseline."""
+        """Return the layers by their last measurements.
+
+        Only those with a known rate that is not over, and with a gradient near its baseline, are judged.
+        """
         config, progress, updates = self.config, self.state.progress, self.state.updates
         least, grace = self.context.rules.no_update.least_lr_share, self.context.rules.grace
         is_judged = find_learning(progress, config, least) & config.no_update.enabled & ~config.is_low
