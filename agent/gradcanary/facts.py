@@ -160,8 +160,10 @@ def never_cleared(names: Sequence[str], total: int, steps: int, step: int) -> wi
 def undone_updates(names: Sequence[str], step: int) -> wire.Fact:
     """Return the fact that updates of the optimizer are undone before its next step."""
     compared = wording.count(len(names), "parameter")
-    text = f"Until step {step:,}, updates of {compared} were compared: the optimizer had changed the weights, and when "
-    text += "a later step began, all were back at their values of before."
+    text = (
+        f"Until step {step:,}, several updates of {compared} were compared: the optimizer had changed the weights, and "
+    )
+    text += "when a later step began, they were back at their values of before."
     return wire.Fact("undone_updates", text, tuple(names))
 
 

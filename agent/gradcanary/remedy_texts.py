@@ -186,7 +186,7 @@ CODE: Mapping[str, str] = {
     "zero_factor": _PRINT_HELD,
     "falling_factor": _PRINT_WEIGHTS,
     "lost_update": _PRINT_WEIGHTS,
-    "rate_zero": _PRINT_GROUPS,
+    "rate_zero": "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], len(g['params']))",
     "cannot_move": _PRINT_SETTINGS,
     "unmoved": _PRINT_SETTINGS,
     "epsilon": _PRINT_SETTINGS,

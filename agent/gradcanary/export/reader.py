@@ -312,13 +312,13 @@ class DecodedSamples:
                 numbers[position] for position, is_bad in zip(positions, bad, strict=True) if is_bad
             ]
         self.is_finite &= all(is_finite for _, is_finite in _values(parts, Kind.FINITE, failed))
-        for (position,), factors in _values(parts, Kind.UPDATE_NORMS, failed):
-            self.moved[numbers[position]] = _change_of(factors)
         for part in parts:
             if part.kind is Kind.UPDATE_ROWS and isinstance(part.value, Tensor):
                 with reporting(failed, "reading", part.value):
                     changes = changes_of(part, part.value.tolist())
                     self.moved.update({numbers[position]: change for position, change in changes.items()})
+        for (position,), factors in _values(parts, Kind.UPDATE_NORMS, failed):
+            self.moved[numbers[position]] = _change_of(factors)
         for positions, columns in _values(parts, Kind.UNDONE, failed):
             for found, flags in zip((self.had_moved, self.undone), columns, strict=True):
                 found.update(numbers[at] for at, flag in zip(positions, flags, strict=True) if flag)
@@ -381,33 +381,34 @@ class EffectiveDtypes:
             self._believed[layer] = shown
 
 
-CERTAIN_UNDONE, UNDONE_STEPS = 3, 50
-"""Samples in a row that find all updates undone, and the steps that they span, before a fact is made of them. A loop
-may try some steps and load the old weights again."""
+CERTAIN_UNDONE = 3
+"""Measured updates of a layer in a row that are undone, before a fact is made of them: a loop may try some steps and
+load the old weights again."""
+
+MOST_UNDONE_FACTS = 8
+"""Each names further layers."""
 
 
 class UndoneUpdates:
-    """Follows the layers that are back at their values of before a step when a later one begins."""
+    """Follows the layers that are back at their values of before a step when the next sampled one begins."""
 
     def __init__(self) -> None:
-        self._times = 0
-        self._since = 0
-        self._layers: set[int] = set()
-        self._is_reported = False
+        self._times: dict[int, int] = {}
+        self._named: set[int] = set()
+        self._facts = 0
 
     def read(self, layers: Sequence[wire.Layer], step: int, found: DecodedSamples) -> tuple[wire.Fact, ...]:
-        """Return a fact once all updates that were compared are undone, of more than one layer if there are some."""
-        if not found.had_moved:
+        """Return a fact with the layers whose updates are certain to be undone, of more than one if there are some."""
+        for layer in found.had_moved:
+            self._times[layer] = self._times.get(layer, 0) + 1 if layer in found.undone else 0
+        certain = {layer for layer in found.undone if self._times[layer] >= CERTAIN_UNDONE} - self._named
+        suspects = sum(times > 0 for times in self._times.values())
+        if not certain or suspects < min(2, len(layers)) or self._facts >= MOST_UNDONE_FACTS:
             return ()
-        is_undone = found.undone == found.had_moved
-        self._since = self._since if self._times else step
-        self._times = self._times + 1 if is_undone else 0
-        self._layers = self._layers | found.undone if is_undone else set()
-        is_certain = self._times >= CERTAIN_UNDONE and step - self._since >= UNDONE_STEPS
-        if not is_certain or len(self._layers) < min(2, len(layers)) or self._is_reported:
-            return ()
-        self._is_reported = True
-        return (facts.undone_updates([layers[layer].name for layer in sorted(self._layers)], step),)
+        certain = {layer for layer, times in self._times.items() if times >= CERTAIN_UNDONE - 1} - self._named
+        self._named |= certain
+        self._facts += 1
+        return (facts.undone_updates([layers[layer].name for layer in sorted(certain)], step),)
 
 
 # -- clips -------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ the norm, 17 %. What is read from it is decades. A large embedding has 1 KiB of 
 CHECKED = 8
 """Layers that are compared once more before a later step: an update that is lost in a copy is lost in all of them."""
 
+CHECKED_EACH = 10
+"""Steps after which the layers that are measured from many elements are among them, to be compared once more."""
+
 _SHUFFLE = 0x9E3779B1
 """Of multiplicative hashing (Knuth, TAOCP 3, 6.4): other elements of a large layer at each step."""
 
@@ -90,7 +93,8 @@ class WeightRows:
         found: dict[tuple[object, ...], list[_Layer]] = {}
         shift = step * _SHUFFLE % 2**32
         with torch.no_grad():
-            self._checks = [part for rows in self._earlier if (part := _undone(rows, references)) is not None]
+            earlier, self._earlier = self._earlier, []
+            self._checks = [part for rows in earlier if (part := _undone(rows, references)) is not None]
             for position in positions:
                 weight = _plain(references[position]())
                 place = None if weight is None else _place(weight, shift)
@@ -117,7 +121,7 @@ class WeightRows:
                 if each.after is not None:
                     parts.append(_norms_of(each, each.after))
         measured = [each for each in rows if each.after is not None]
-        self._earlier = [_first(each) for each in measured] or self._earlier
+        self._earlier = [_first(each) for each in measured]
         return parts
 
 

@@ -68,7 +68,6 @@ _STILL = "{count} {have} weights that stand still {since}"
 _IN_VAIN = "{count} {are} trained in vain {since}"
 _VAIN = "{layers} {are} trained in vain: {share} of {their} weights stood still {when}, and the loss did not fall"
 _UNMOVED = "{count} {have} gradients, and weights that do not move {since}"
-_NO_CHANGE = "{layers} {have} gradients, and none of the compared weights changed in a step {since}"
 _HARDLY = "{count} {have} hardly any updates {since}"
 _CHANGED = "{layers} {have} updates that change {their} weights by {ratio} of themselves"
 _ZEROS = "{layers} {have} {exact_zeros} in float16 gradients that had fewer before, {since}"
@@ -134,14 +133,19 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{count} {have} undone updates, seen {at}",
         "{layers} {are} changed by the optimizer and {have} the old weights again when a later step begins, seen {at}",
     ),
-    ("no_update", "too_fine"): Words(_UNMOVED, f"{_NO_CHANGE}: a step is finer than {{their}} precision"),
-    ("no_update", "unmoved"): Words(_UNMOVED, _NO_CHANGE),
+    ("no_update", "too_fine"): Words(
+        _UNMOVED,
+        "{layers} {have} gradients, and steps finer than the precision of {their} weights, which do not move {since}",
+    ),
+    ("no_update", "unmoved"): Words(
+        _UNMOVED, "{layers} {have} gradients, and none of the compared weights changed in a step {since}"
+    ),
     ("no_update", "no_rate"): Words(
         "{count} {have} a learning rate of zero {since}",
         "{layers} {have} gradients, and a learning rate of zero in all steps {since}",
     ),
     ("no_update", "slow"): Words(
-        _HARDLY, f"{_CHANGED}, far less than the learning rate by which {{their}} optimizer moves weights, {{since}}"
+        _HARDLY, f"{_CHANGED}, far less than {{their}} optimizer makes of the learning rate and the gradient, {{since}}"
     ),
     ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
     ("no_update", "apart"): Words(

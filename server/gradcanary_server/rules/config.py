@@ -214,7 +214,7 @@ class NoUpdate(Section):
     """Of the learning rate, by which Adam would move a weight: its first step is the whole of it, and gradients of pure
     noise give 0.23 of it later, with the usual betas."""
     apart_decades: Decades = 2.0
-    """Under the median of all layers. Norms, whose weights are 1, are 1.7 decades under matrices."""
+    """Under the upper quartile of all layers. Norms, whose weights are 1, are 1.7 decades under matrices."""
     least_lr_share: Share = 0.1
     """As of frozen."""
 

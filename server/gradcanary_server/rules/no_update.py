@@ -30,8 +30,13 @@ OBSERVATIONS = 2
 TWICE = np.array(2 * MAX_WEIGHT_IDLE, np.float32)
 """Two judgements, between which each layer is measured again."""
 
-LEAST_LAYERS = 8
-"""Layers whose median is the level of all."""
+LEAST_LAYERS, UPPER = 8, 0.75
+"""Layers that have a level, and the quantile that is the level of all: up to three quarters may be apart, as of the
+siblings in the rule collapse."""
+
+CLIPPED_SHARE, CLIPPED_RATIO = 1e-3, 1e-5
+"""Of SGD's step, the learning rate times the gradient: a clip that leaves less is far too low, unless the weights move
+by more than a hundred-thousandth in a step: a high learning rate makes up for such a clip."""
 
 ALL_SEEN = 2 * JUDGED_EACH
 """Steps within which all layers are measured."""
@@ -88,10 +93,10 @@ class Updates(LayerArrays):
         self.since[columns] = np.where((before == 0) & (first_still >= 0), first_still, since)
         self.still[columns] = np.minimum(before + np.bincount(stills, minlength=len(columns)), 255)
 
-    def median_ratio(self, layers: Mask) -> float | None:
-        """Return the median change of these layers, None if none was measured."""
+    def usual_ratio(self, layers: Mask) -> float | None:
+        """Return the upper quartile of the changes of these layers, None if none was measured."""
         known = self.ratio[layers & ~np.isnan(self.ratio)]
-        return float(np.median(known)) if len(known) else None
+        return float(np.quantile(known, UPPER)) if len(known) else None
 
     def forget_still(self, columns: Ints) -> None:
         """Let the counts begin again."""
@@ -178,10 +183,16 @@ class NoUpdateDetector(Detector):
             self.state.updates.add(self.config.columns, steps, changes)
 
     def _judged(self, step: int) -> Judged:
-        """Return the layers whose learning rate is neither over nor unknown, by their last measurements."""
+        """Return the layers by their last measurements.
+
+        Only those with a known rate that is not over, and with a gradient near its baseline, are judged.
+        """
         config, progress, updates = self.config, self.state.progress, self.state.updates
         least, grace = self.context.rules.no_update.least_lr_share, self.context.rules.grace
         is_judged = find_learning(progress, config, least) & config.no_update.enabled & ~config.is_low
+        with np.errstate(divide="ignore"):
+            fall = self.state.baselines.levels(config.columns) - np.log10(updates.gradient[config.columns])
+        is_judged &= ~(fall >= config.fall)  # a converged layer has steps that are rounded away
         is_still = (updates.still[config.columns] >= OBSERVATIONS) & config.no_update.enabled
         has_others = any(rate > 0 for rate in progress.lr) or step - self.context.launch.first_step >= grace.max_steps
         return Judged(
@@ -210,7 +221,7 @@ class NoUpdateDetector(Detector):
         return np.array(kinds, np.bool_)[np.where(self.config.group < len(kinds), self.config.group, -1)]
 
     def _apart(self, moved: Mask) -> Mask:
-        """Return the layers decades under the median of all, whatever they are compared by."""
+        """Return the layers decades under the upper quartile of all, whatever they are compared by."""
         columns, updates = self.config.columns, self.state.updates
         with np.errstate(divide="ignore"):
             levels = np.stack(
@@ -219,14 +230,16 @@ class NoUpdateDetector(Detector):
         is_known = moved & np.isfinite(levels).all(axis=0)
         if is_known.sum() < LEAST_LAYERS:
             return np.zeros_like(moved)
-        medians = np.median(levels[:, is_known], axis=1)[:, None]
-        is_apart: Mask = is_known & (medians - levels >= self.config.no_update.apart_decades).all(axis=0)
+        usual = np.quantile(levels[:, is_known], UPPER, axis=1)[:, None]
+        is_apart: Mask = is_known & (usual - levels >= self.config.no_update.apart_decades).all(axis=0)
         return is_apart
 
     def _tiny(self, judged: Judged, *, is_long: bool) -> dict[int, Mask]:
-        """Return the layers that move, by signal, if all do hardly: by their weights, or by what Adam would move."""
+        """Return the layers that move, by signal, if all do hardly: by their weights, or by what a step should be."""
         rule, columns, updates = self.config.no_update, self.config.columns, self.state.updates
-        is_slow = judged.moved & self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
+        is_slow = self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
+        is_clipped = self._is_of(BY_THE_GRADIENT) & (updates.by_gradient[columns] < np.log10(CLIPPED_SHARE))
+        is_slow = judged.moved & (is_slow | (is_clipped & (updates.ratio[columns] < CLIPPED_RATIO)))
         is_tiny = judged.moved & ~is_slow & (updates.ratio[columns] < rule.ratio)
         is_all = is_long and not (judged.moved & ~is_slow & ~is_tiny).any()
         return {signals.TINY: is_tiny & is_all, signals.SLOW: is_slow & is_all}

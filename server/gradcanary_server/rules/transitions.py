@@ -164,7 +164,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
     if rule == "in_vain":  # most of its layers were measured at earlier steps
         value = dict(state.progress.unmoved.shares).get(layer, value)
     if rule == "no_update":  # as were these
-        value, siblings = _or_none(state.updates.ratio[layer]), state.updates.median_ratio(state.present)
+        value, siblings = _or_none(state.updates.ratio[layer]), state.updates.usual_ratio(state.present)
     baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
     if signal.row == SPORADIC:
         value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)

@@ -86,7 +86,7 @@ FAULTS = {
     rate_at_zero: ("rate_zero", "the learning rate of parameter group 1 has been 0"),
     eps_too_large: ("epsilon", "eps of all groups is 10"),
     clip_too_low: ("clip_limit", "clipped to a norm of 1e-8"),
-    lost_in_a_copy: ("lost_update", "were back at their values of before"),
+    lost_in_a_copy: ("lost_update", "they were back at their values of before"),
     weights_that_cannot_move: ("cannot_move", "the learning rate of all groups was 1e-12"),
 }
 

@@ -105,6 +105,17 @@ def test_an_eps_that_is_too_large():
     assert kinds(trace(1e-6, size=32.0, lr=(1e-3, 1e-3))) == {"slow"}
 
 
+def test_most_layers_apart_from_the_others():
+    assert set(found(trace(of_layers(1e-6, layers=range(11)), lr=RATES))) == set(range(11))
+
+
+def test_a_clip_that_leaves_next_to_nothing_to_sgd():
+    """A step is a ten-thousandth of the rate times the gradient, whose norm is about 0.015."""
+    sgd = replace(two_groups(), optimizers=("SGD", "SGD"))
+    assert kinds(trace(1e-6, lr=(0.7, 0.7)), sgd) == {"slow"}
+    assert kinds(trace(1e-6, lr=(1e-3, 1e-3)), sgd) == set()
+
+
 def test_updates_that_are_undone():
     facts = (wire.Fact("undone_updates", "", (lora()[3].name,)),)
     changes = found(trace(lr=RATES), replace(two_groups(), facts=facts))
@@ -121,6 +132,11 @@ STEP = np.arange(STEPS)[:, None]
         (
             "their gradient is zero",
             trace(of_layers(0.0), lr=RATES, absmax=healthy(STEPS) * (of_layers(0.0, 1.0) > 0)),
+            None,
+        ),
+        (
+            "they converged",
+            trace(np.where(STEP < 400, 1e-3, 0.0), lr=RATES, absmax=healthy(STEPS) * np.where(STEP < 390, 1.0, 1e-5)),
             None,
         ),
         ("they moved now and then", trace(np.where(STEP % 40 < 20, 0.0, 1e-3), lr=RATES), None),
