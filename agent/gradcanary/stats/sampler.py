@@ -229,9 +229,9 @@ class Sampler:
             return {}
         every, owned = len(self._all or ()), self._rank.owned(self.layers)
         turn = weights.layers_of_step(step, every)
-        others = [layer for layer in weight_rows.layers_of_step(step, every) if layer not in turn]
-        further = map(self._positions.get, [*others, *(turn if step % weight_rows.CHECKED_EACH == 0 else ())])
-        positions = [at for at in further if at is not None and (owned is None or owned[at])]
+        rows = weight_rows.layers_of_step(step, every)
+        others = map(self._positions.get, dict.fromkeys([*rows, *turn] if rows else ()))  # all may be compared again
+        positions = [at for at in others if at is not None and (owned is None or owned[at])]
         self.rows.copy(step, positions, self.references, self.gradient)
         return copy_weights_of(turn, self.layers, self.references, owned)
 

@@ -22,7 +22,8 @@ from gradcanary.stats.weights import weight_of, wide_dtype
 SPAN = 200
 """Steps within which each layer is measured."""
 
-INTERVALS = (1000, 100, 10, 1)
+INTERVALS = (1000, 100, 10)
+"""Between samples. Other steps measure none: the 10th ones hold all layers, and each step has a cost of its own."""
 
 ELEMENTS = 256
 """Elements of a layer. The norm of as many normal numbers has an error of 4 %; where a tenth of the elements makes up
@@ -31,9 +32,6 @@ the norm, 17 %. What is read from it is decades. A large embedding has 1 KiB of 
 CHECKED = 8
 """Layers that are compared once more before a later step: an update that is lost in a copy is lost in all of them."""
 
-CHECKED_EACH = 10
-"""Steps after which the layers that are measured from many elements are among them, to be compared once more."""
-
 _SHUFFLE = 0x9E3779B1
 """Of multiplicative hashing (Knuth, TAOCP 3, 6.4): other elements of a large layer at each step."""
 
@@ -41,10 +39,12 @@ _SHUFFLE = 0x9E3779B1
 def layers_of_step(step: int, layers: int) -> range:
     """Return the layers to measure in a step. All ranks get the same ones: only its number counts.
 
-    A step belongs to the widest interval between samples that divides it, so each layer has its turn within 200 steps
-    where each step, each 10th or each 100th is sampled, and at each 1000th step.
+    A step belongs to the widest interval that divides it, so each layer has its turn within 200 steps where each step,
+    each 10th or each 100th is sampled, and at each 1000th step.
     """
-    interval = next(each for each in INTERVALS if step % each == 0)
+    interval = next((each for each in INTERVALS if step % each == 0), None)
+    if interval is None:
+        return range(0)
     turns = max(SPAN // interval, 1)
     return range(step // interval % turns, layers, turns)
 
@@ -96,7 +96,8 @@ class WeightRows:
             earlier, self._earlier = self._earlier, []
             self._checks = [part for rows in earlier if (part := _undone(rows, references)) is not None]
             for position in positions:
-                weight = _plain(references[position]())
+                parameter = references[position]()
+                weight = _plain(parameter) if parameter is not None and parameter.requires_grad else None
                 place = None if weight is None else _place(weight, shift)
                 if weight is None or place is None:
                     continue
