@@ -48,7 +48,8 @@ def test_a_scale_that_fell_is_told_with_its_numbers(archive, size):
     send_scaled(archive, is_skipped, size)
     [found] = incidents(archive)
     assert (found.incident.rule, found.incident.severity, found.cause.code) == ("loss_scale", "warning", "scale_fell")
-    words = "GradScaler's scale fell from 65,536 to 32 between steps 99 and "
+    # Ten halvings are over at step 128; twenty steps later it has skipped sixteen steps.
+    words = "GradScaler's scale fell from 65,536 to 1 between steps 99 and 147"
     assert words in found.summary
     assert "33 % of the steps between them were skipped" in found.summary
     assert words in found.cause.evidence[0]
