@@ -146,12 +146,12 @@ server/ops/rules_command                      acceptance/collector/test_rules_co
 server/ops/store_metrics                      component/server/api/test_operations.py
 server/rules/baselines                        unit/server/rules/test_evaluator.py
 server/rules/config                           unit/server/rules/test_config_file.py
+server/rules/detectors/nonfinite                        unit/server/rules/detectors/test_precision.py
 server/rules/layer_config                     unit/server/rules/test_config_file.py
-server/rules/nonfinite                        unit/server/rules/test_precision.py
 server/rules/signals                          unit/server/rules/test_activity.py
 server/rules/transitions                      unit/server/rules/test_evaluator.py
 server/rules/types                            unit/server/rules/test_evaluator.py
-server/rules/warmup                           unit/server/rules/test_collapse.py
+server/rules/warmup                           unit/server/rules/detectors/test_collapse.py
 server/settings                               acceptance/commands/test_command_line.py
 server/storage/database                       component/server/storage/test_sqlite.py
 server/storage/driver_errors                  acceptance/failures/test_postgresql.py

@@ -13,22 +13,22 @@ from dataclasses import replace
 import numpy as np
 
 from gradcanary_server.rules import baselines, resets, signals, transitions, warmup
-from gradcanary_server.rules.collapse import CollapseDetector
 from gradcanary_server.rules.config import Rules
-from gradcanary_server.rules.explosion import ExplosionDetector
-from gradcanary_server.rules.in_vain import InVainDetector
+from gradcanary_server.rules.detectors.collapse import CollapseDetector
+from gradcanary_server.rules.detectors.explosion import ExplosionDetector
+from gradcanary_server.rules.detectors.in_vain import InVainDetector
+from gradcanary_server.rules.detectors.loss_scale import LossScaleDetector
+from gradcanary_server.rules.detectors.no_update import NoUpdateDetector
+from gradcanary_server.rules.detectors.nonfinite import NonfiniteDetector
+from gradcanary_server.rules.detectors.precision import PrecisionDetector, StaticFindings
+from gradcanary_server.rules.detectors.scale_drop import ScaleDropDetector
+from gradcanary_server.rules.detectors.vanished import ActivityTracker, VanishedDetector
 from gradcanary_server.rules.layer_config import compile_rules
-from gradcanary_server.rules.loss_scale import LossScaleDetector
-from gradcanary_server.rules.no_update import NoUpdateDetector
-from gradcanary_server.rules.nonfinite import NonfiniteDetector
-from gradcanary_server.rules.precision import PrecisionDetector, StaticFindings
-from gradcanary_server.rules.scale_drop import ScaleDropDetector
 from gradcanary_server.rules.signals import Vote
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.steps import Context, Detector, Loss, Losses, Sample, SampleBatch, Span, Step, first_true
 from gradcanary_server.rules.transitions import FiringSet, StepEvidence
 from gradcanary_server.rules.types import Launch, Mask, Samples, Transition
-from gradcanary_server.rules.vanished import ActivityTracker, VanishedDetector
 
 
 def evaluate(

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
 from gradcanary_server.rules.baselines import Baselines, InitialLevels, Weights
-from gradcanary_server.rules.loss_scale import NO_SCALER, Scaler
-from gradcanary_server.rules.no_update import Updates
-from gradcanary_server.rules.precision import Precision
+from gradcanary_server.rules.detectors.loss_scale import NO_SCALER, Scaler
+from gradcanary_server.rules.detectors.no_update import Updates
+from gradcanary_server.rules.detectors.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
 from gradcanary_server.rules.types import (
     NO_FALL,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.rules import explosion, scale_drop
+from gradcanary_server.rules.detectors import explosion, scale_drop
 from gradcanary_server.rules.signals import CRITICAL, NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes

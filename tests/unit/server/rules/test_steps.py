@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gradcanary_server.rules import collapse
+from gradcanary_server.rules.detectors import collapse
 from gradcanary_server.rules.steps import Falls
 
 LAYERS = 400

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradcanary_server.rules import baselines, collapse, signals
+from gradcanary_server.rules import baselines, signals
+from gradcanary_server.rules.detectors import collapse
 from gradcanary_server.rules.signals import INFORMATION, MAX_WEIGHT_IDLE, NOTHING, WARNING, Vote
 from gradcanary_server.rules.state import LOSSES, Progress
 from gradcanary_server.rules.steps import Detector, Falls, Span, Step, first_true, is_regular

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.rules import signals
-from gradcanary_server.rules.precision import TURN_EVERY
+from gradcanary_server.rules.detectors.precision import TURN_EVERY
 from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE, Vote
 from gradcanary_server.rules.steps import AT_ONCE, Context, Detector, LayerPlanes, Span, Step
 from gradcanary_server.rules.types import Floats, Ints, LayerArrays, Mask, Votes, layer_array

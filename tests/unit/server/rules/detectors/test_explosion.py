@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradcanary_server.rules.config import Explosion, LayerRule, Rules
-from gradcanary_server.rules.explosion import course_before_nonfinite
+from gradcanary_server.rules.detectors.explosion import course_before_nonfinite
 from support.traces import POST_CLIP, Trace, fired, healthy, launch, run
 
 

@@ -18,7 +18,7 @@ from gradcanary_server.rules.config import (
     Rules,
     SecondMoments,
 )
-from gradcanary_server.rules.precision import predicted_loss
+from gradcanary_server.rules.detectors.precision import predicted_loss
 from support.traces import Trace, fired, healthy, launch, lora, run
 
 STEPS = 400

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcanary_server.rules.config import InVain, Rules
-from gradcanary_server.rules.in_vain import FLAT, is_flat, level_of
+from gradcanary_server.rules.detectors.in_vain import FLAT, is_flat, level_of
 from support.traces import Trace, healthy, run
 
 STEPS, LAYERS = 400, 16

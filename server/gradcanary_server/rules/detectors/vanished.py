@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradcanary_server.rules import scale_drop, signals
+from gradcanary_server.rules import signals
 from gradcanary_server.rules.activity import LONG_IDLE, add_hits, idle_lengths, observe_step, observe_steps
+from gradcanary_server.rules.detectors import scale_drop
 from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE, NOTHING, Vote
 from gradcanary_server.rules.steps import (
     AT_ONCE,

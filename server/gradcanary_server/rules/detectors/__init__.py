@@ -1,0 +1,1 @@
+"""One file for each detector: the steps of a run in, votes about its layers out."""
