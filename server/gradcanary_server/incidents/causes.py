@@ -7,6 +7,7 @@ text lists checks instead of a cause.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -99,7 +100,7 @@ _CODES = {
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
-"""Causes by rule and by evidence or severity; the first one counts."""
+"""Causes by rule and by evidence or severity; of several the one of most members, and the first of equals."""
 
 _BY_SETTINGS = {
     *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
@@ -309,10 +310,19 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
         return _fall(context)
     if rule in _SEARCHED:
         return _SEARCHED[rule](context)
-    keys = {context.incident.severity, *kinds, DEFAULT}
-    code = next(code for key, code in _CODES[rule].items() if key in keys)
+    code = _code_of_most(context)
     search = {"lossy_sum": _largest_loss, "under_siblings": _depth}.get(code)
     return code, [] if search is None else search(context)
+
+
+def _code_of_most(context: CauseContext) -> str:
+    """Return the code of the severity, or of the evidence that most members have."""
+    codes = _CODES[context.incident.rule]
+    counts = Counter(member.evidence or DEFAULT for member in context.members.values())
+    keys = [context.incident.severity, *sorted(codes, key=lambda key: -counts[key])]
+    return next(
+        codes[key] for key in keys if key in codes and (counts[key] or key in (context.incident.severity, DEFAULT))
+    )
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:

@@ -183,11 +183,14 @@ def _next_kind_at_end(
     incident: Incident, last: LastNotification, pace: Pace, sends_ended: bool
 ) -> tuple[Kind, float] | None:
     """Return the kind of the next message about an incident that the run ended on: what was not sent before."""
+    is_known = last.kind not in LAST_KINDS
+    if is_known and RANKS[incident.severity] > RANKS[last.severity]:
+        return "grew", last.at
+    if is_known and sends_ended:  # also of one that reopened meanwhile
+        return "ended", last.at
     if incident.reopened > last.reopens or last.kind == "resolved":
         return "reopened", _group_wait_end(incident, last.reopens, pace)
-    if RANKS[incident.severity] > RANKS[last.severity]:
-        return "grew", last.at
-    return ("ended", last.at) if sends_ended and last.kind != "ended" else None
+    return ("grew", last.at) if RANKS[incident.severity] > RANKS[last.severity] else None
 
 
 def _group_wait_end(incident: Incident, notified_reopens: int, pace: Pace) -> float:
@@ -202,15 +205,20 @@ def visible_to(
 ) -> VisibleIncident | None:
     """Return an incident without its silenced members, None while no message may be sent.
 
-    A message needs a visible member that fires; a resolution after an earlier message needs a visible member only.
+    A message needs a visible member that fires; the end after an earlier message needs a visible member only.
     """
     if silenced is None:
         return VisibleIncident(incident, frozenset())
     visible = frozenset(silenced.members) - silenced.covered
-    is_resolution = incident.state != "open" and last is not None
-    if not visible or not (is_resolution or visible & silenced.firing()):
+    fires = bool(visible & silenced.firing())
+    if not visible or (not fires and (incident.state == "open" or last is None)):
         return None
-    return VisibleIncident(without_silenced(incident, silenced.members, visible), silenced.covered)
+    view = without_silenced(incident, silenced.members, visible)
+    if incident.state == "ended" and not fires and last is not None:  # what reopened is silenced
+        if last.kind in LAST_KINDS:
+            return None
+        view = replace(view, reopened=last.reopens)
+    return VisibleIncident(view, silenced.covered)
 
 
 def inhibition(incident: Incident, causes: Iterable[NotifiedCause], pace: Pace) -> Inhibition:
@@ -245,7 +253,10 @@ def _is_before(at: float | None, moment: float) -> bool:
 
 
 def needs_notification_later(incident: Incident, last: LastNotification | None) -> bool:
-    """Return True if an incident that is silenced now may need a message after the silence."""
+    """Return True if an incident that is silenced now may need a message after the silence.
+
+    What reopened under a silence, and is over with the run, needs none.
+    """
     return incident.state == "open" or (last is not None and last.kind not in LAST_KINDS)
 
 
