@@ -58,7 +58,7 @@ class TrackerContext:
     on_window_end: Callable[[OptimizerTracker], None]
     on_no_backward_end: Callable[[], None]
     on_fact: Callable[[wire.Fact], None]
-    on_never_cleared: Callable[[OptimizerTracker], None]
+    on_never_cleared: Callable[[], None]
 
 
 class OptimizerTracker:
@@ -561,7 +561,7 @@ class OptimizerTracker:
             return
         search.after_step(self.window.counts)
         if search.found is not before:
-            self._context.on_never_cleared(self)
+            self._context.on_never_cleared()
 
     def follow_sums(self, next_step: int) -> None:
         """After a step, have the next window's sums compared with sums in float32, if that is due."""
