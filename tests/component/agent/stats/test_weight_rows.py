@@ -119,6 +119,22 @@ def test_layers_that_are_set_back_are_named_without_the_others(collector: Record
     assert {name for fact in facts for name in fact["layers"]} == {"0.weight", "0.bias"}
 
 
+def test_a_half_step_that_is_taken_back_for_the_real_one_is_not_undone(collector: Recorded) -> None:
+    """An extragradient method: a gradient at the point that the first step leads to moves the old weights."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="halves", every=1):
+        for _ in range(80):
+            kept = {name: each.clone() for name, each in model.state_dict().items()}
+            for half in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(8, 16)).square().mean().backward()
+                if half:
+                    model.load_state_dict(kept)
+                optimizer.step()
+    assert collector.facts("undone_updates") == []
+
+
 class Gains(nn.Module):
     """A network beside two parameters of one element each."""
 
