@@ -164,7 +164,7 @@ def undone_updates(names: Sequence[str], step: int) -> wire.Fact:
         f"Until step {step:,}, several updates of {compared} were compared: the optimizer had changed the weights, and "
     )
     text += "when a later step began, they were back at their values of before."
-    return wire.Fact("undone_updates", text, tuple(names))
+    return wire.Fact(wire.UNDONE_UPDATES, text, tuple(names))
 
 
 def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wire.Fact:

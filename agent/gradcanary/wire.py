@@ -49,15 +49,18 @@ FLOAT16_LIMIT = "fp16_limit"
 FLOAT16_WITHOUT_SCALER = "fp16_without_scaler"
 """Code of the fact that no GradScaler scales the loss of gradients in float16."""
 
-REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
-"""Codes of facts of which a session has one at most: a newer one replaces it."""
-
-LAUNCH_FACTS = frozenset({NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
-"""Codes of facts about one launch: the next one may have another loop, or another precision."""
+UNDONE_UPDATES = "undone_updates"
+"""Code of the fact that weights have their old values again when a later step begins."""
 
 OWN_LOSS = "own_loss"
 """Code of the fact that lists the parameters of which no loss is on record: another optimizer's, with backward passes
 of their own."""
+
+REPLACED_FACTS = frozenset({FROZEN_PARAMETERS, NEVER_CLEARED, FLOAT16_GRADIENTS, FLOAT16_LIMIT, FLOAT16_WITHOUT_SCALER})
+"""Codes of facts of which a session has one at most: a newer one replaces it."""
+
+LAUNCH_FACTS = REPLACED_FACTS - {FROZEN_PARAMETERS} | {UNDONE_UPDATES, OWN_LOSS}
+"""Codes of facts about one launch: the next one may have another loop, or another precision."""
 
 FROZEN_STEPS = 50
 """Steps from one comparison of low-precision weights to the next; more where samples lie further apart."""

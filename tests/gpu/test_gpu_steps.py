@@ -6,14 +6,26 @@ from functools import partial
 import pytest
 import torch
 
-from support.agent.gpu_steps import DEVICE, KINDS, LowPrecision, Plain, Scaled, debug, norms_of, waits, watching
+from support.agent.gpu_steps import (
+    DEVICE,
+    KINDS,
+    LowPrecision,
+    Plain,
+    Scaled,
+    Uncleared,
+    debug,
+    norms_of,
+    waits,
+    watching,
+)
 from support.agent.recorded import Recorded
 from support.agent.scripted import until
 
 STEPS = 12
 FLOAT32 = 1e-5
 LONG = 104
-"""Two turns of the weights that stand still, and the time before something is foreseen, are fifty steps each."""
+"""Two turns of the weights that stand still, and the time before something is foreseen, are fifty steps each; a search
+for gradients that are never cleared takes 44."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +37,7 @@ def no_debugging_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_watched_step_waits_for_the_device(collector: Recorded, kind: type[Plain]) -> None:
     """Nor does the sender meanwhile: the mode is that of the whole process."""
-    steps = LONG if kind is LowPrecision else STEPS
+    steps = LONG if kind in (LowPrecision, Uncleared) else STEPS
     if kind.waits_itself:
         assert waits(kind, collector, steps, "warn", is_watched=True) == waits(
             kind, collector, steps, "warn", is_watched=False
@@ -35,6 +47,8 @@ def test_no_watched_step_waits_for_the_device(collector: Recorded, kind: type[Pl
     measured = dict.fromkeys((name for name, _ in kind().model.named_parameters()), "measured")
     assert collector.states() == dict.fromkeys(range(steps), measured)
     assert collector.stat("update_ratio")
+    if kind is Uncleared:
+        assert collector.facts("never_cleared")
     if kind is LowPrecision:
         assert collector.stat("frozen_fraction")
         assert collector.stat("accumulation_error")

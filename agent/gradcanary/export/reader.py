@@ -385,30 +385,38 @@ CERTAIN_UNDONE = 3
 """Measured updates of a layer in a row that are undone, before a fact is made of them: a loop may try some steps and
 load the old weights again."""
 
+TELLING = 16
+"""Elements of one of the layers, at least: where steps have one size, as with signs of gradients, a few elements at
+their optimum go back and forth between two values. 16 of them do not, by noise, in step with one another."""
+
 MOST_UNDONE_FACTS = 8
 """Each names further layers."""
 
 
 class UndoneUpdates:
-    """Follows the layers that are back at their values of before a step when the next sampled one begins."""
+    """Follows the layers, by name, that are back at their values of before a step when a later sampled one begins."""
 
     def __init__(self) -> None:
-        self._times: dict[int, int] = {}
-        self._named: set[int] = set()
+        self._times: dict[str, int] = {}
+        self._named: set[str] = set()
         self._facts = 0
 
     def read(self, layers: Sequence[wire.Layer], step: int, found: DecodedSamples) -> tuple[wire.Fact, ...]:
         """Return a fact with the layers whose updates are certain to be undone, of more than one if there are some."""
         for layer in found.had_moved:
-            self._times[layer] = self._times.get(layer, 0) + 1 if layer in found.undone else 0
-        certain = {layer for layer in found.undone if self._times[layer] >= CERTAIN_UNDONE} - self._named
-        suspects = sum(times > 0 for times in self._times.values())
-        if not certain or suspects < min(2, len(layers)) or self._facts >= MOST_UNDONE_FACTS:
+            name = layers[layer].name
+            self._times[name] = self._times.get(name, 0) + 1 if layer in found.undone else 0
+        certain = {name for layer in found.undone if self._times[name := layers[layer].name] >= CERTAIN_UNDONE}
+        if not certain - self._named or self._facts >= MOST_UNDONE_FACTS:
             return ()
-        certain = {layer for layer, times in self._times.items() if times >= CERTAIN_UNDONE - 1} - self._named
-        self._named |= certain
+        suspects = [layer for layer in layers if self._times.get(layer.name)]
+        if len(suspects) < min(2, len(layers)) or not any(layer.local_numel >= TELLING for layer in suspects):
+            return ()
+        names = [layer.name for layer in suspects if self._times[layer.name] >= CERTAIN_UNDONE - 1]
+        names = [name for name in names if name not in self._named]
+        self._named.update(names)
         self._facts += 1
-        return (facts.undone_updates([layers[layer].name for layer in sorted(certain)], step),)
+        return (facts.undone_updates(names, step),)
 
 
 # -- clips -------------------------------------------------------------------------------------------------------------

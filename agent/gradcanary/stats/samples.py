@@ -46,7 +46,7 @@ class Kind(Enum):
     UPDATE_NORMS = auto()
     """The factors of :func:`gradcanary.stats.weights.update_norms` for one layer."""
     UPDATE_ROWS = auto()
-    """[4, layers] of :class:`gradcanary.stats.weight_rows.WeightRows`; it has the sizes of the layers."""
+    """[3, layers] of :class:`gradcanary.stats.weight_rows.WeightRows`; it has the sizes of the layers."""
     UNDONE = auto()
     """[2, layers]: layers that an earlier step had changed, and those that are back at the values of before it."""
     ACCUMULATION_ERROR = auto()

@@ -30,7 +30,8 @@ ELEMENTS = 256
 the norm, 17 %. What is read from it is decades. A large embedding has 1 KiB of them."""
 
 CHECKED = 8
-"""Layers that are compared once more before a later step: an update that is lost in a copy is lost in all of them."""
+"""Layers that are compared once more before the second sampled step from then on: an update that is lost in a copy is
+lost in all of them. Before the next one, an extragradient method has undone its first half step on purpose."""
 
 _SHUFFLE = 0x9E3779B1
 """Of multiplicative hashing (Knuth, TAOCP 3, 6.4): other elements of a large layer at each step."""
@@ -79,6 +80,7 @@ class WeightRows:
 
     def __init__(self) -> None:
         self._rows: list[Rows] = []
+        self._last: list[Rows] = []
         self._earlier: list[Rows] = []
         self._checks: list[Part] = []
 
@@ -93,7 +95,7 @@ class WeightRows:
         found: dict[tuple[object, ...], list[_Layer]] = {}
         shift = step * _SHUFFLE % 2**32
         with torch.no_grad():
-            earlier, self._earlier = self._earlier, []
+            earlier, self._earlier, self._last = self._earlier, self._last, []
             self._checks = [part for rows in earlier if (part := _undone(rows, references)) is not None]
             for position in positions:
                 parameter = references[position]()
@@ -113,7 +115,7 @@ class WeightRows:
             self._rows = [_rows_of(some) for some in found.values()]
 
     def compare(self, references: References) -> list[Part]:
-        """After the step, return the changes and norms of the rows, and the updates that were undone since the last."""
+        """After the step, return the changes and norms of the rows, and the updates that were undone meanwhile."""
         parts, self._checks = self._checks, []
         rows, self._rows = self._rows, []
         with torch.no_grad():
@@ -122,7 +124,7 @@ class WeightRows:
                 if each.after is not None:
                     parts.append(_norms_of(each, each.after))
         measured = [each for each in rows if each.after is not None]
-        self._earlier = [_first(each) for each in measured]
+        self._last = [_first(each) for each in measured]
         return parts
 
 

@@ -257,7 +257,7 @@ class Recorder:
             if fact.code in facts.PRINTED:
                 self.guard.print_once(fact.text)
 
-    def report_never_cleared(self, _: OptimizerTracker) -> None:
+    def report_never_cleared(self) -> None:
         """Replace the fact of gradients that are never cleared by one about the layers of all optimizers."""
         if self.layers is None:
             return

@@ -58,7 +58,7 @@ class TrackerContext:
     on_window_end: Callable[[OptimizerTracker], None]
     on_no_backward_end: Callable[[], None]
     on_fact: Callable[[wire.Fact], None]
-    on_never_cleared: Callable[[OptimizerTracker], None]
+    on_never_cleared: Callable[[], None]
 
 
 class OptimizerTracker:
@@ -551,14 +551,17 @@ class OptimizerTracker:
     def find_never_cleared(self) -> None:
         """After a step, go on looking for gradients that are never cleared, and report them.
 
-        It needs to see where each pass ends. Of copies in several processes the first one looks.
+        It needs to see where each pass ends. Of copies in several processes the first one looks. Under a GradScaler
+        gradients are divided by the scale before each step, so hardly anything of an old sum is left.
         """
-        if not self._clock.has_backward_end or self._rank.sends_only_nonfinite:
-            return
         search, before = self.never_cleared, self.never_cleared.found
+        if not self._clock.has_backward_end or self._rank.sends_only_nonfinite or self.window.loss_scale is not None:
+            if search.is_on:
+                search.stop()
+            return
         search.after_step(self.window.counts)
         if search.found is not before:
-            self._context.on_never_cleared(self)
+            self._context.on_never_cleared()
 
     def follow_sums(self, next_step: int) -> None:
         """After a step, have the next window's sums compared with sums in float32, if that is due."""

@@ -168,9 +168,15 @@ def test_the_last_fact_of_frozen_parameters_replaces_the_one_before(session, str
 def test_a_launch_begins_without_the_findings_about_the_loop_of_the_last_one(session, stream, module_collector):
     kept = streams.wire.Fact("dead_config_key", "grad_accumulator_dtype does nothing.", ())
     first, second = (streams.wire.Fact("never_cleared", f"At step {step}, ...", ()) for step in (42, 132))
-    for facts in ((kept, first), (kept, second), ()):
+    others = [streams.wire.Fact(code, code, ("a",)) for code in ("undone_updates", "own_loss")]
+    for facts in ((kept, first), (kept, second, *others), ()):
         session.put_hello(stream.hello(facts=facts)).raise_for_status()
-    assert [each["text"] for each in detail(session, module_collector)["facts"]] == [kept.text, second.text]
+    assert [each["text"] for each in detail(session, module_collector)["facts"]] == [
+        kept.text,
+        second.text,
+        "undone_updates",
+        "own_loss",
+    ]
     again = streams.Session(session.url, session.run, "session-2")
     again.put_hello(stream.hello(launch="launch-2")).raise_for_status()
     assert [each["text"] for each in detail(session, module_collector)["facts"]] == [kept.text]

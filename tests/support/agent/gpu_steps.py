@@ -67,6 +67,13 @@ class Clipped(Accumulated):
         super().finish()
 
 
+class Uncleared(Plain):
+    """Where marks, copies and comparisons go on until it is found."""
+
+    def finish(self) -> None:
+        self.optimizer.step()
+
+
 class LowPrecision(Accumulated):
     """Where sums are shadowed, weights stand still, and something is foreseen."""
 
@@ -114,7 +121,7 @@ class Remedied(LowPrecision):
 
 KINDS: tuple[type[Plain], ...] = (
     *(Plain, Accumulated, Fused, Capturable, Clipped),
-    *(LowPrecision, Scaled, ScaledFused, Remedied),
+    *(Uncleared, LowPrecision, Scaled, ScaledFused, Remedied),
 )
 
 

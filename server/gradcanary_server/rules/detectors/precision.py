@@ -159,7 +159,7 @@ class StaticFindings(Detector):
             signals.NO_SCALER: self._has_fact(wire.FLOAT16_WITHOUT_SCALER) & config.fp16_underflow.enabled,
             signals.CLIPPED_SCALED: self._has_fact("clip_before_unscale") & clip_enabled,
             signals.NEVER_CLEARED: self._has_fact(wire.NEVER_CLEARED) & config.never_cleared.enabled,
-            signals.UNDONE: self._has_fact("undone_updates") & config.no_update.enabled,
+            signals.UNDONE: self._has_fact(wire.UNDONE_UPDATES) & config.no_update.enabled,
             signals.NOT_OPTIMIZED: self._in_no_optimizer() & config.not_optimized.enabled,
         }
 

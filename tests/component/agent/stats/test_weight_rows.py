@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradcanary
+from gradcanary import wire
+from gradcanary.export.reader import CERTAIN_UNDONE, DecodedSamples, UndoneUpdates
 from gradcanary.stats.samples import Kind
 from gradcanary.stats.weight_rows import ELEMENTS, SPAN, WeightRows, changes_of, layers_of_step
 from support.agent.recorded import Recorded
@@ -115,3 +117,55 @@ def test_layers_that_are_set_back_are_named_without_the_others(collector: Record
     kept = {name: each.clone() for name, each in model[0].state_dict().items()}
     facts = undone(collector, model, lambda: model[0].load_state_dict(kept))
     assert {name for fact in facts for name in fact["layers"]} == {"0.weight", "0.bias"}
+
+
+def test_a_half_step_that_is_taken_back_for_the_real_one_is_not_undone(collector: Recorded) -> None:
+    """An extragradient method: a gradient at the point that the first step leads to moves the old weights."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="halves", every=1):
+        for _ in range(80):
+            kept = {name: each.clone() for name, each in model.state_dict().items()}
+            for half in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(8, 16)).square().mean().backward()
+                if half:
+                    model.load_state_dict(kept)
+                optimizer.step()
+    assert collector.facts("undone_updates") == []
+
+
+class Gains(nn.Module):
+    """A network beside two parameters of one element each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.network = mlp()
+
+
+def test_single_elements_that_go_back_and_forth_are_not_undone(collector: Recorded) -> None:
+    """Steps of one size around an optimum: after an even number of them each is where it was."""
+    model = Gains()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2**-7, betas=(0.0, 0.0))
+    with gradcanary.watch(model, optimizer, url=collector.url, run="signs", every=10):
+        for _ in range(400):
+            optimizer.zero_grad()
+            distance = (model.gain - 0.3).square() + (model.shift - 0.2).square()
+            (distance + model.network(torch.randn(8, 16)).square().mean()).backward()
+            optimizer.step()
+    assert collector.facts("undone_updates") == []
+
+
+def layers_of(*names: str) -> list[wire.Layer]:
+    return [wire.Layer(name, (4, 4), 16, "float32", 0, "Linear") for name in names]
+
+
+def test_undone_layers_are_followed_by_name_as_other_layers_go_and_come() -> None:
+    found, undone_updates = DecodedSamples(3), UndoneUpdates()
+    found.had_moved = found.undone = {1, 2}
+    for step in range(CERTAIN_UNDONE - 1):
+        assert undone_updates.read(layers_of("frozen soon", "a", "b"), step, found) == ()
+    found.had_moved = found.undone = {0, 1}
+    (fact,) = undone_updates.read(layers_of("a", "b"), CERTAIN_UNDONE, found)
+    assert fact.layers == ("a", "b")

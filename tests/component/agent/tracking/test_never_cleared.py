@@ -331,6 +331,19 @@ def scaled() -> Train:
     return step
 
 
+def unscaled_sums() -> Train:
+    """A scaler divides by 65,536 before each step what is left of the sum before."""
+    model = network(4, 8, 2)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu")
+
+    def step() -> None:
+        scaler.scale(loss_of(model)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
 def gradient_penalty() -> Train:
     model = network(4, 8, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -377,6 +390,7 @@ def not_optimized() -> Train:
         optimizer_in_backward,
         steps_in_one_batch,
         scaled,
+        unscaled_sums,
         gradient_penalty,
         not_optimized,
     ],
