@@ -39,8 +39,8 @@ Optimizer = torch.optim.Optimizer
 PASSES_WITHOUT_STEP = 64
 """Backward passes after which a loop without an optimizer is reported: more than most windows have."""
 
-OWN_LOSSES = 3
-"""Samples in a row of another optimizer from passes of its own: its first one or two may have come before hooks."""
+OWN_LOSSES = 20
+"""Samples in a row of another optimizer from passes of its own; fewer are a part that is warmed up alone."""
 
 
 class Recorder:

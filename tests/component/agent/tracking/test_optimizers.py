@@ -142,7 +142,7 @@ def test_parameters_whose_loss_is_not_recorded_are_reported(
     pair = Pair(generator=64, discriminator=8)
     optimizers = torch.optim.Adam(pair.g.parameters()), torch.optim.Adam(pair.d.parameters())
     with gradcanary.watch(pair, url=collector.url, run="gan"):
-        for _ in range(2 * STEPS):
+        for _ in range(5 * STEPS):
             for _ in range(critics):
                 fake = pair.g(torch.randn(8, 4))
                 pair.d.zero_grad()
