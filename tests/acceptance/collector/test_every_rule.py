@@ -13,7 +13,7 @@ LOST, EXPLODED, UNUSED, SUMMED, STOPPED, HALF, DROPPED, SEEN = range(4, 12)
 SEVERITIES = {
     "vanished": "critical",
     "explosion": "warning",
-    "unused": "warning",
+    "unused": "information",
     "accumulation_loss": "critical",
     "accumulator": "information",
     "frozen": "critical",

@@ -85,8 +85,8 @@ _UNHELD = "not_optimized"
 
 
 def fingerprint(facts: Iterable[Fact], layers: Iterable[LayerFacts] = ()) -> int:
-    """Return a checksum of the facts that agents reported, and of what they depend on; 0 = no facts."""
-    values: list[object] = [(fact.code, fact.layers) for fact in facts]
+    """Return a checksum of the facts that agents reported, in any order, and of what they depend on; 0 = no facts."""
+    values: list[object] = [*sorted({(fact.code, fact.layers) for fact in facts})]
     if any(fact.code == _UNHELD for fact in facts):
         values += [layer.name for layer in layers if layer.group is None]
     return crc32(repr(values).encode()) if values else 0

@@ -89,7 +89,9 @@ def test_a_collapse_after_the_interval_has_changed_is_found_and_drawn(module_col
             training.steps(50)
             assert training.taken < 200_000
     assert (shown.run["gaps"], shown.every) == ([], 100)
-    (incident,) = module_collector.get("/api/v1/incidents", run="auto").json()["incidents"]
+    opened = module_collector.get("/api/v1/incidents", run="auto").json()["incidents"]
+    assert {each["rule"] for each in opened} == {"collapse", "no_update"}, "the learning rate is zero"
+    (incident,) = (each for each in opened if each["rule"] == "collapse")
     found = module_collector.get(f"/api/v1/incidents/{incident['id']}").json()
     assert [layer["name"] for layer in found["layers"]] == ["0.weight"]
     assert begun - 1 <= found["layers"][0]["since_step"] < begun + 100
