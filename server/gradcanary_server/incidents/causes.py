@@ -88,7 +88,7 @@ _CODES = {
         "no_rate": "rate_zero",
         "too_fine": "cannot_move",
         "unmoved": "unmoved",
-        "slow": "epsilon",
+        "slow": "hardly_moves",
         "tiny": "hardly_moves",
         DEFAULT: "moves_less",
     },
@@ -271,7 +271,8 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
         return find_tiny_clip(configuration, context.incident.opened_step)
     if context.incident.rule == "no_update":
         groups = {layer.group for layer in _named(context) if layer.group is not None}
-        return find_update_cause(configuration, groups, context.incident.opened_step, code)
+        is_slow = any(member.evidence == "slow" for member in context.members.values())
+        return find_update_cause(configuration, groups, context.incident.opened_step, code, is_slow=is_slow)
     if code not in _BY_SETTINGS:
         return None
     has_grown = code == "loss_diverged" or "explosion" in {context.incident.rule, *(near.rule for near in context.near)}
@@ -318,11 +319,10 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
 def _code_of_most(context: CauseContext) -> str:
     """Return the code of the severity, or of the evidence that most members have."""
     codes = _CODES[context.incident.rule]
-    counts = Counter(member.evidence or DEFAULT for member in context.members.values())
-    keys = [context.incident.severity, *sorted(codes, key=lambda key: -counts[key])]
-    return next(
-        codes[key] for key in keys if key in codes and (counts[key] or key in (context.incident.severity, DEFAULT))
-    )
+    if context.incident.severity in codes:
+        return codes[context.incident.severity]
+    counts = Counter(codes.get(member.evidence or DEFAULT, codes[DEFAULT]) for member in context.members.values())
+    return max(codes.values(), key=lambda code: counts[code]) if counts else codes[DEFAULT]
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:

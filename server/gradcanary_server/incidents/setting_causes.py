@@ -166,22 +166,23 @@ def scale_words(fall: ScaleFall | None) -> tuple[str, str]:
 
 
 def find_update_cause(
-    configuration: Configuration, groups: Collection[int], step: int, code: str
+    configuration: Configuration, groups: Collection[int], step: int, code: str, *, is_slow: bool
 ) -> SettingCause | None:
     """Return the setting because of which weights of some groups do not move, or hardly, None if none is known.
 
-    ``code`` is the cause that the measurements show.
+    ``code`` is the cause that the measurements show; ``is_slow`` if they move by a small part of what the optimizer
+    should move them by.
     """
     of_groups = _of_groups(sorted(groups), configuration.groups) if groups else ""
     eps, rate = _largest(configuration, "eps", groups, step), _largest(configuration, "lr", groups, step)
-    is_large = eps is not None and eps > USUAL_EPS
     clip = find_tiny_clip(configuration, step)
     if code == "rate_zero":
         return SettingCause(code, "lr", f"the learning rate{of_groups} has been 0 in each step of this launch")
-    if clip is not None and (code in ("unmoved", "hardly_moves") or (code == "epsilon" and not is_large)):
+    may_be_epsilon = code == "moves_less" or (code == "hardly_moves" and is_slow)
+    if may_be_epsilon and eps is not None and eps > USUAL_EPS:
+        return SettingCause("epsilon", "eps", f"eps{of_groups} is {exact(eps)}")
+    if clip is not None and code in ("unmoved", "hardly_moves"):
         return clip
-    if code == "epsilon" or (code == "moves_less" and is_large):
-        return SettingCause("epsilon", "eps", f"eps{of_groups} is {exact(eps)}") if eps is not None else None
     if code == "cannot_move" and rate is not None:
         return SettingCause(code, "lr", f"the learning rate{of_groups} was {exact(rate)} when it was last reported")
     return None
