@@ -270,8 +270,10 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
     if context.incident.rule in _IN_VAIN:
         return find_tiny_clip(configuration, context.incident.opened_step)
     if context.incident.rule == "no_update":
-        groups = {layer.group for layer in _named(context) if layer.group is not None}
-        is_slow = any(member.evidence == "slow" for member in context.members.values())
+        explained = [layer for layer in context.named if _code_of("no_update", context.members[layer]) == code]
+        layers = [context.layers[layer] for layer in explained if layer in context.layers]
+        groups = {layer.group for layer in layers if layer.group is not None}
+        is_slow = any(context.members[layer].evidence == "slow" for layer in explained)
         return find_update_cause(configuration, groups, context.incident.opened_step, code, is_slow=is_slow)
     if code not in _BY_SETTINGS:
         return None
@@ -321,8 +323,13 @@ def _code_of_most(context: CauseContext) -> str:
     codes = _CODES[context.incident.rule]
     if context.incident.severity in codes:
         return codes[context.incident.severity]
-    counts = Counter(codes.get(member.evidence or DEFAULT, codes[DEFAULT]) for member in context.members.values())
+    counts = Counter(_code_of(context.incident.rule, member) for member in context.members.values())
     return max(codes.values(), key=lambda code: counts[code]) if counts else codes[DEFAULT]
+
+
+def _code_of(rule: str, member: Member) -> str:
+    codes = _CODES[rule]
+    return codes.get(member.evidence or DEFAULT, codes[DEFAULT])
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:

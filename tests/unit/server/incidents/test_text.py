@@ -519,6 +519,16 @@ def test_slow_updates_are_blamed_on_epsilon_only_where_it_is_large():
     assert (slow("apart", large).code, slow("apart", usual).code) == ("epsilon", "moves_less")
 
 
+def test_setting_is_that_of_the_groups_it_explains():
+    no_rate = [fired(number, rule="no_update", evidence="no_rate", severity="warning") for number in (1, 3)]
+    apart = fired(0, rule="no_update", evidence="apart", severity="warning")
+    cause = explained(*no_rate, apart)
+    assert (cause.code, cause.evidence) == (
+        "rate_zero",
+        ("the learning rate of parameter group 1 has been 0 in each step of this launch",),
+    )
+
+
 def test_cause_is_that_of_most_members():
     few = fired(0, rule="frozen", evidence="stopped")
     most = [fired(number, rule="frozen", evidence="measured") for number in (1, 2, 3)]
