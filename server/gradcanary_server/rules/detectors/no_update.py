@@ -64,14 +64,13 @@ class Updates(LayerArrays):
     """The last measured change of each layer. Arrays [N]: ``ratio`` to its weights, and log10 of its root mean square
     over the learning rate (``by_rate``) and over that and the gradient's (``by_gradient``); float32, NaN = none yet.
     ``most_by_rate`` is the largest of the launch. ``still`` uint8 counts the last measurements without any change,
-    since ``since``; ``size`` is the root mean square of the weights, ``gradient`` the largest one.
+    since ``since``; ``gradient`` is the absmax of then.
     """
 
     ratio: NDArray[np.float32] = layer_array(np.float32, np.nan)
     by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
     by_gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
     most_by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
-    size: NDArray[np.float32] = layer_array(np.float32, np.nan)
     gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
     still: NDArray[np.uint8] = layer_array(np.uint8)
     since: Ints = layer_array(np.int64, -1)
@@ -79,7 +78,7 @@ class Updates(LayerArrays):
     def add(self, columns: Ints, steps: Ints, changes: Changes) -> None:
         """Add the measurements of n steps of the layers at ``columns``, at once or one by one."""
         layers = columns[changes.columns]
-        for name in ("ratio", "by_rate", "by_gradient", "size", "gradient"):
+        for name in ("ratio", "by_rate", "by_gradient", "gradient"):
             getattr(self, name)[layers] = getattr(changes, name)  # of several of a layer the last one stays
         np.fmax.at(self.most_by_rate, layers, changes.by_rate)
         has_moved = changes.ratio > 0
@@ -112,7 +111,6 @@ class Changes:
     ratio: NDArray[np.float32]
     by_rate: NDArray[np.float32]
     by_gradient: NDArray[np.float32]
-    size: NDArray[np.float32]
     gradient: NDArray[np.float32]
 
     @classmethod
@@ -132,7 +130,7 @@ class Changes:
         with np.errstate(divide="ignore", invalid="ignore"):
             change = np.where((ratio > 0) & (rate > 0), ratio * weights / rate, np.nan)
             logs = np.log10([change / root, change / np.where(gradient > 0, gradient, np.nan)])
-        values = (ratio, *logs, weights / root, absmax[at])
+        values = (ratio, *logs, absmax[at])
         return cls(rows, columns, *(each.astype(np.float32) for each in values))
 
 
@@ -212,7 +210,8 @@ class NoUpdateDetector(Detector):
         by_gradient = MOST_OF_GRADIENT * rates * updates.gradient[columns]
         step = np.where(self._is_of(BY_THE_GRADIENT), by_gradient, np.inf)
         step = np.where(self._is_of(BY_THE_RATE), MOST_OF_RATE * rates, step)
-        is_finer: Mask = step < FINEST * updates.size[columns]
+        size = self.state.weights.last[columns] / np.sqrt(self.config.numel)
+        is_finer: Mask = step < FINEST * size
         return is_finer
 
     def _is_of(self, optimizers: tuple[str, ...]) -> Mask:
