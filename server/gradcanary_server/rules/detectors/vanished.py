@@ -93,9 +93,9 @@ class VanishedDetector(Detector):
         """
         firing = self.state.scores.firing[:, self.config.columns]
         lacks = lacks_gradient(sample, is_common=is_common) & ~firing[COLLAPSED].any(axis=0)
-        is_told: Mask = firing[[*COLLAPSED, *signals.MISSED]].any(axis=0)
-        bad = self._find_lost(sample, firing, lacks, ~is_told)
-        bad |= self._find_unused(sample, firing, lacks, ~is_told, is_expected=is_expected)
+        is_untold = ~np.logical_or.reduce(firing[[*COLLAPSED, *signals.MISSED]], axis=0)
+        bad = self._find_lost(sample, firing, lacks, is_untold)
+        bad |= self._find_unused(sample, firing, lacks, is_untold, is_expected=is_expected)
         # If any layer has a gradient, it is not all of them that never had one.
         good = dict.fromkeys(bad, sample.has_gradient)
         good[signals.NEVER] = good[signals.NEVER_BUT_ZERO] = np.full(len(lacks), sample.has_gradient.any())
