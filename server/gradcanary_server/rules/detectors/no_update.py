@@ -152,7 +152,7 @@ class NoUpdateDetector(Detector):
         if not self.config.no_update.is_on or "update_ratio" not in sample.values or sample.step % JUDGED_EACH:
             return
         progress, columns = self.state.progress, self.config.columns
-        settled = sample.step - progress.last_rise
+        settled = sample.step - max(progress.last_rise, self.context.launch.first_step)
         if not progress.grace_over or settled < max(JUDGED_EACH, sample.every):
             self.state.updates.forget_still(columns)
             return

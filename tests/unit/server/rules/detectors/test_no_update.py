@@ -116,6 +116,13 @@ def test_a_clip_that_leaves_next_to_nothing_to_sgd():
     assert kinds(trace(1e-6, lr=(1e-3, 1e-3)), sgd) == set()
 
 
+def test_a_resumed_job_is_judged_as_late_as_a_new_one():
+    """By all layers: 200 steps after its first one."""
+    slow = trace(1e-6, size=32.0, lr=(1e-3, 1e-3), first=10_050)
+    changes = found(slow, replace(two_groups(), first_step=10_050))
+    assert {(each.evidence, each.step) for each in changes.values()} == {("slow", 10_300)}
+
+
 def test_updates_that_are_undone():
     facts = (wire.Fact("undone_updates", "", (lora()[3].name,)),)
     changes = found(trace(lr=RATES), replace(two_groups(), facts=facts))
