@@ -41,6 +41,11 @@ TINY_CLIP = 1e-3
 """The share of the gradients that a clip leaves, to be the cause of weights that do not move."""
 
 
+MOST_EPS = 1e4
+"""Times its eps, over which a clip to a norm changes hardly a step of an optimizer like Adam, which divides it out: of
+10^8 elements alike, each is as many times smaller than the norm."""
+
+
 class SettingCause(NamedTuple):
     """A code of the catalogue of causes, the setting, and the sentence of the evidence."""
 
@@ -143,10 +148,14 @@ def find_momentum(configuration: Configuration, since: int, *, from_start: bool)
 
 
 def find_tiny_clip(configuration: Configuration, step: int) -> SettingCause | None:
-    """Return a clip that leaves next to nothing of the gradients."""
-    limits = [each for each in configuration.settings if each.name == "max_norm" and each.step <= step]
-    limit, norm = limits[-1].value if limits else None, configuration.total_norm
+    """Return a clip that leaves next to nothing of the gradients, and that no optimizer divides out."""
+    known = [each for each in configuration.settings if each.step <= step]
+    limits = [each.value for each in known if each.name == "max_norm"]
+    limit, norm = limits[-1] if limits else None, configuration.total_norm
     if not isinstance(limit, float) or norm is None or not math.isfinite(norm) or limit > TINY_CLIP * norm:
+        return None
+    eps = [each.value for each in known if each.name == "eps" and isinstance(each.value, float)]
+    if eps and limit > MOST_EPS * max(eps):
         return None
     sentence = f"gradients are clipped to a norm of {exact(limit)}, and had one of {number(norm)} before the clip"
     return SettingCause("clip_limit", "max_norm", sentence)

@@ -536,6 +536,17 @@ def test_cause_is_that_of_most_members():
     assert scene(few, most[0]).code == "stopped_weights"
 
 
+def test_clip_that_adam_divides_out_is_no_cause():
+    """It divides by the size of what the clip leaves, unless epsilon is larger than that."""
+    eps = wire.Setting(0, None, (0, 1), "eps", 1e-8)
+    limits = [wire.Setting(20, None, (), "max_norm", limit) for limit in (1e-2, 1e-6)]
+    for rule, evidence, without in (("no_update", "unmoved", "unmoved"), ("in_vain", "clipped", "in_vain")):
+        change = fired(0, rule=rule, evidence=evidence)
+        codes = [explained(change, settings=(eps, limit), norm=40.0).code for limit in limits]
+        assert codes == [without, "clip_limit"]
+        assert explained(change, settings=limits[:1], norm=40.0).code == "clip_limit"
+
+
 def test_settings_explain_nothing_that_the_script_did():
     change = wire.Setting(335, 334, (1,), "weight_decay", 1e5), wire.Setting(335, 334, (1,), "lr", 1e-5)
     frozen = explained(fired(0, rule="vanished", evidence="by_script"), settings=change)
