@@ -238,10 +238,11 @@ class NoUpdateDetector(Detector):
         rule, columns, updates = self.config.no_update, self.config.columns, self.state.updates
         is_slow = self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
         is_clipped = self._is_of(BY_THE_GRADIENT) & (updates.by_gradient[columns] < np.log10(CLIPPED_SHARE))
-        is_slow = judged.moved & (is_slow | (is_clipped & (updates.ratio[columns] < CLIPPED_RATIO)))
-        is_tiny = judged.moved & ~is_slow & (updates.ratio[columns] < rule.ratio)
-        is_all = is_long and not (judged.moved & ~is_slow & ~is_tiny).any()
-        return {signals.TINY: is_tiny & is_all, signals.SLOW: is_slow & is_all}
+        is_slow |= is_clipped & (updates.ratio[columns] < CLIPPED_RATIO)
+        is_tiny = ~is_slow & (updates.ratio[columns] < rule.ratio)
+        # A layer that is not judged, as its gradient fell, may move as well.
+        is_all = is_long and not (~is_slow & (updates.ratio[columns] >= rule.ratio)).any()
+        return {signals.TINY: judged.moved & is_tiny & is_all, signals.SLOW: judged.moved & is_slow & is_all}
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,15 @@ STEP = np.arange(STEPS)[:, None]
             replace(two_groups(), optimizers=("SGD",) * 2),
         ),
         ("a gradient that fell, under Adam", trace(np.where(STEP < 60, 1e-3, 1e-6), size=32.0, lr=(1e-3, 1e-3)), None),
+        (
+            "biases without a use, under SGD, and all others converge",
+            trace(
+                np.where(STEP < 390, of_layers(1e-9), of_layers(1e-9, 1e-6)),
+                absmax=healthy(STEPS) * np.where(STEP < 390, of_layers(1e-9, 1.0), of_layers(1e-9, 0.01)),
+                lr=(1e-2, 1e-2),
+            ),
+            replace(two_groups(), optimizers=("SGD",) * 2),
+        ),
         ("few layers", Trace(healthy(STEPS)), None),
     ],
 )
