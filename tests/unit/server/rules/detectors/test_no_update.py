@@ -184,6 +184,11 @@ STEP = np.arange(STEPS)[:, None]
             ),
             replace(two_groups(), optimizers=("SGD",) * 2),
         ),
+        (
+            "biases of keys, whose gradients cancel but for rounding, under SGD",
+            trace(of_layers(0.0), absmax=healthy(STEPS) * of_layers(2e-9, 1.0), lr=(1e-2, 1e-2)),
+            replace(two_groups(), optimizers=("SGD",) * 2),
+        ),
         ("few layers", Trace(healthy(STEPS)), None),
     ],
 )
