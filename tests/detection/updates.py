@@ -183,7 +183,7 @@ def blocks_multiplied_by_zero() -> Job:
     ".*",
     since=150,
     truth="broke",
-    instead=("fp16_underflow",),
+    instead=("loss_scale", "fp16_underflow"),
     also=("scale_drop", "vanished", "collapse"),
 )
 def a_scale_that_collapses() -> Job:

@@ -64,6 +64,8 @@ class Row:
         """Of the right rule: all layers that it should name and no others, some of them, or wrong ones."""
         if self.right is None or not set(self.true) - {""}:
             return "-"
+        if self.right.rule in self.case.instead and self.right.layers == {WHOLE_RUN}:
+            return "-"
         named = {name for each in self._spoke for name in each.layers} - {WHOLE_RUN}
         if named == set(self.true):
             return "all"

@@ -39,15 +39,16 @@ CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "explosion": ("never_cleared", "nonfinite", "collapse"),
     "loss_scale": ("nonfinite",),
     "nonfinite": ("explosion",),
-    "scale_drop": ("explosion", "nonfinite"),
-    "vanished": ("explosion", "nonfinite", "scale_drop"),
+    "scale_drop": ("explosion", "loss_scale", "nonfinite"),
+    "vanished": ("explosion", "loss_scale", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
-layer, and a fall of all gradients is one of each layer. Gradients that are never cleared grow. A collapse explains the
-explosion of its neighbours. Other rules are about the setup or the process.
+layer, and a fall of all gradients is one of each layer. Under a scale that fell float16 makes gradients zero. Gradients
+that are never cleared grow. A collapse explains the explosion of its neighbours. Other rules are about the setup or the
+process.
 """
 
-CAUSE_RULES = ("collapse", "explosion", "never_cleared", "nonfinite", "scale_drop")
+CAUSE_RULES = ("collapse", "explosion", "loss_scale", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
 
 MAX_FACTS = 3

@@ -19,6 +19,9 @@ from gradcanary_server.rules.types import Jump, ScaleFall
 NEAR_STEPS = 200
 """A setting that changed, or an incident that opened, at most this many steps before may be the cause."""
 
+MOST_DOUBLINGS = 10
+"""Three decades: by then a decay that is a cause has brought its gradients from usual ones to under 1e-4."""
+
 EARLY_STEPS = 1_000
 """A setting that was wrong from the start shows in these first steps of a launch."""
 
@@ -102,7 +105,7 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
     Decoupled weight decay multiplies a weight by ``1 - lr * weight_decay`` in each step.
     """
     for setting in reversed(configuration.settings):
-        if setting.name != "weight_decay" or not _is_early_or_recent(configuration, setting, since):
+        if setting.name != "weight_decay" or setting.step > since:
             continue
         value, group = setting.value, setting.groups[0]
         rate = configuration.number("lr", group, setting.step)
@@ -111,7 +114,10 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
             continue
         factor, steps = 1 - rate * value, since - _first(setting) + 1
         has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
-        if has_risen and abs(_doublings(factor, steps)) >= 1:
+        # A slow decay takes longer to show than a jump of another setting.
+        is_slow = setting.checked is not None and abs(_doublings(factor, steps)) <= MOST_DOUBLINGS
+        is_near = is_slow or _is_early_or_recent(configuration, setting, since)
+        if has_risen and is_near and abs(_doublings(factor, steps)) >= 1:
             of_groups = _of_groups(setting.groups, configuration.groups)
             change = "has been" if before is None else f"rose from {exact(before)} to"
             return SettingCause(

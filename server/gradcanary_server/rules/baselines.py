@@ -178,8 +178,9 @@ def _follow_line(baselines: Baselines, layers: Ints, median: NDArray[np.float32]
     blocks, begin, end = baselines.blocks[layers], baselines.begin[layers], baselines.end[layers]
     pace, fall = baselines.pace[layers], end - median
     whole_pace = (begin - end) / np.maximum(blocks.astype(np.float32) - 1, 1)
-    with np.errstate(invalid="ignore"):
-        goes_on = (blocks >= 2) & (np.abs(fall - whole_pace) <= LINE_SHARE * whole_pace + noise)
+    with np.errstate(invalid="ignore"):  # or the present pace: a line may begin while the layer still learns
+        is_like = [np.abs(fall - each) <= LINE_SHARE * each + noise for each in (whole_pace, pace)]
+        goes_on = (blocks >= 2) & (is_like[0] | is_like[1])
         begins = (blocks >= 1) & (fall >= LEAST_PACE)
     length = np.where(goes_on, np.minimum(blocks, 254) + 1, np.where(begins, 2, 1))
     baselines.blocks[layers] = np.where(np.isnan(median), 0, length)

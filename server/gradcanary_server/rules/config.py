@@ -205,8 +205,6 @@ class InVain(Section):
 class NoUpdate(Section):
     """Weights that do not move, or hardly, though they have a gradient."""
 
-    notify: Flag = False
-    """On trial: no false one is known yet, and few trainings were seen."""
     ratio: Positive = 1e-7
     """Of a step's change to the weights, under which all of them hardly move: in a million steps that all go the same
     way they would change by a tenth, and the precision of float32 is about as much."""

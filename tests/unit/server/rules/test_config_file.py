@@ -23,7 +23,7 @@ rules:
   accumulator: {warn_above: 0.01, notify: false}
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
   in_vain: {share: 0.95, steps: 100, least_lr_share: 0.1}
-  no_update: {ratio: 1.0e-7, rate_share: 0.05, apart_decades: 2.0, least_lr_share: 0.1, notify: false}
+  no_update: {ratio: 1.0e-7, rate_share: 0.05, apart_decades: 2.0, least_lr_share: 0.1}
   second_moments: {notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
@@ -91,9 +91,9 @@ layers:
 
 
 def test_rules_without_messages_are_known(tmp_path):
-    assert Rules().muted == {"accumulator", "frozen", "no_update", "second_moments", "fp16_underflow"}
+    assert Rules().muted == {"accumulator", "frozen", "second_moments", "fp16_underflow"}
     rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
-    assert rules.muted == {"collapse", "accumulator", "frozen", "no_update", "second_moments", "fp16_underflow"}
+    assert rules.muted == {"collapse", "accumulator", "frozen", "second_moments", "fp16_underflow"}
 
 
 def test_the_first_entry_that_matches_wins(tmp_path):
