@@ -44,6 +44,9 @@ ALL_SEEN = 2 * JUDGED_EACH
 FINEST = 2.0**-25
 """Of a float32 number: half of the distance to the next one, at most. A smaller change is rounded away."""
 
+COARSEST = 2.0**-22
+"""Of a number: noise moves Adam by 0.23 of the rate, and a change of 2^-24 is rounded away at most."""
+
 MOST_OF_RATE = 4.0
 """The most that Adam moves a weight by, in learning rates, with its usual betas: 0.1 / sqrt(0.001) is 3.2."""
 
@@ -203,7 +206,7 @@ class NoUpdateDetector(Detector):
         is_still = (updates.still[config.columns] >= OBSERVATIONS) & config.no_update.enabled
         has_others = any(rate > 0 for rate in progress.lr) or step - self.context.launch.first_step >= grace.max_steps
         return Judged(
-            unmoved=is_still & is_judged & ~self._is_of(STOPS_ITSELF),
+            unmoved=is_still & is_judged & ~self._is_of(STOPS_ITSELF) & ~self._has_slowed(),
             no_rate=is_still & (self._by_group(progress.highest_lr) == 0) & has_others,
             moved=is_judged & (updates.ratio[config.columns] > 0),
         )
@@ -222,6 +225,15 @@ class NoUpdateDetector(Detector):
         size = self.state.weights.last[columns] / np.sqrt(self.config.numel)
         is_finer: Mask = step < FINEST * size
         return is_finer
+
+    def _has_slowed(self) -> Mask:
+        """Return the layers that moved at a higher rate, and that a schedule has brought to steps as fine as theirs."""
+        columns, updates, progress = self.config.columns, self.state.updates, self.state.progress
+        rates, highest = self._by_group(progress.lr), self._by_group(progress.highest_lr)
+        step = np.where(self._is_of(BY_THE_GRADIENT), rates * updates.gradient[columns], rates)
+        is_fine = step < COARSEST * self.state.weights.last[columns] / np.sqrt(self.config.numel)
+        has_slowed: Mask = is_fine & (rates < highest) & ~np.isnan(updates.most_by_rate[columns])
+        return has_slowed
 
     def _is_of(self, optimizers: tuple[str, ...]) -> Mask:
         """Return the layers of groups of these optimizers."""

@@ -189,6 +189,15 @@ STEP = np.arange(STEPS)[:, None]
             trace(of_layers(0.0), absmax=healthy(STEPS) * of_layers(2e-9, 1.0), lr=(1e-2, 1e-2)),
             replace(two_groups(), optimizers=("SGD",) * 2),
         ),
+        (
+            "norms of a fine-tune at 5e-7, late in its schedule",
+            trace(
+                np.where(STEP < 560, of_layers(1e-7, 1e-5), of_layers(0.0, 1e-5)),
+                size=of_layers(32.0, 1.0),
+                lr=5e-7 * (1 - STEP / 1000) * np.ones(2),
+            ),
+            None,
+        ),
         ("few layers", Trace(healthy(STEPS)), None),
     ],
 )
