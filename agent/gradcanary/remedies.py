@@ -282,7 +282,7 @@ CAUSES: Mapping[str, Cause] = {
         "cannot_move",
     ),
     "unmoved": Cause(
-        "The optimizer steps, and the weights stay as they are to the last bit although their gradient is not zero. "
+        "The optimizer steps, and none of the compared weights changes although they have a gradient that is not zero. "
         "Which of these it is cannot be known from here: gradients that are cleared or replaced right before the step, "
         "an optimizer that skips these parameters, weights that are set back inside of the step, or steps so small "
         "that they are rounded away.",
@@ -290,7 +290,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "epsilon": Cause(
         "An optimizer like Adam divides by the size of the gradients plus eps, and so moves weights by about the "
-        "learning rate. These moved by a small part of it from the start: eps is far larger than their gradients.",
+        "learning rate. These move by a small part of it: eps is far larger than their gradients.",
         "epsilon",
     ),
     "hardly_moves": Cause(

@@ -54,7 +54,6 @@ _FALLING_FACTOR = (
     "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights "
     "and inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
 )
-_MEANT_ZERO = "Nothing to fix if the loss should not depend on them. Otherwise check how the forward pass uses them."
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
@@ -149,7 +148,6 @@ TEXTS: Mapping[str, str] = {
     "optimizer_parameters": _OPTIMIZER_PARAMETERS,
     "zero_factor": _ZERO_FACTOR,
     "falling_factor": _FALLING_FACTOR,
-    "meant_zero": _MEANT_ZERO,
     "converged": _CONVERGED,
     "meant": _MEANT,
     "diverging": _DIVERGING,
@@ -190,7 +188,6 @@ CODE: Mapping[str, str] = {
     "cannot_move": _PRINT_SETTINGS,
     "unmoved": _PRINT_SETTINGS,
     "epsilon": _PRINT_SETTINGS,
-    "meant_zero": _PRINT_GRADIENTS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
     "diverging": _PRINT_SETTINGS,

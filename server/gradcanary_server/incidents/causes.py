@@ -89,7 +89,7 @@ _CODES = {
         "no_rate": "rate_zero",
         "too_fine": "cannot_move",
         "unmoved": "unmoved",
-        "slow": "epsilon",
+        "slow": "hardly_moves",
         "tiny": "hardly_moves",
         DEFAULT: "moves_less",
     },
@@ -271,8 +271,11 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
     if context.incident.rule in _IN_VAIN:
         return find_tiny_clip(configuration, context.incident.opened_step)
     if context.incident.rule == "no_update":
-        groups = {layer.group for layer in _named(context) if layer.group is not None}
-        return find_update_cause(configuration, groups, context.incident.opened_step, code)
+        explained = [layer for layer in context.named if _code_of("no_update", context.members[layer]) == code]
+        layers = [context.layers[layer] for layer in explained if layer in context.layers]
+        groups = {layer.group for layer in layers if layer.group is not None}
+        is_slow = any(context.members[layer].evidence == "slow" for layer in explained)
+        return find_update_cause(configuration, groups, context.incident.opened_step, code, is_slow=is_slow)
     if code not in _BY_SETTINGS:
         return None
     has_grown = code == "loss_diverged" or "explosion" in {context.incident.rule, *(near.rule for near in context.near)}
@@ -319,11 +322,15 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
 def _code_of_most(context: CauseContext) -> str:
     """Return the code of the severity, or of the evidence that most members have."""
     codes = _CODES[context.incident.rule]
-    counts = Counter(member.evidence or DEFAULT for member in context.members.values())
-    keys = [context.incident.severity, *sorted(codes, key=lambda key: -counts[key])]
-    return next(
-        codes[key] for key in keys if key in codes and (counts[key] or key in (context.incident.severity, DEFAULT))
-    )
+    if context.incident.severity in codes:
+        return codes[context.incident.severity]
+    counts = Counter(_code_of(context.incident.rule, member) for member in context.members.values())
+    return max(codes.values(), key=lambda code: counts[code]) if counts else codes[DEFAULT]
+
+
+def _code_of(rule: str, member: Member) -> str:
+    codes = _CODES[rule]
+    return codes.get(member.evidence or DEFAULT, codes[DEFAULT])
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:

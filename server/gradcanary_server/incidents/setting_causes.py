@@ -44,6 +44,11 @@ TINY_CLIP = 1e-3
 """The share of the gradients that a clip leaves, to be the cause of weights that do not move."""
 
 
+MOST_EPS = 1e4
+"""Times its eps, over which a clip to a norm changes hardly a step of an optimizer like Adam, which divides it out: of
+10^8 elements alike, each is as many times smaller than the norm."""
+
+
 class SettingCause(NamedTuple):
     """A code of the catalogue of causes, the setting, and the sentence of the evidence."""
 
@@ -149,10 +154,14 @@ def find_momentum(configuration: Configuration, since: int, *, from_start: bool)
 
 
 def find_tiny_clip(configuration: Configuration, step: int) -> SettingCause | None:
-    """Return a clip that leaves next to nothing of the gradients."""
-    limits = [each for each in configuration.settings if each.name == "max_norm" and each.step <= step]
-    limit, norm = limits[-1].value if limits else None, configuration.total_norm
+    """Return a clip that leaves next to nothing of the gradients, and that no optimizer divides out."""
+    known = [each for each in configuration.settings if each.step <= step]
+    limits = [each.value for each in known if each.name == "max_norm"]
+    limit, norm = limits[-1] if limits else None, configuration.total_norm
     if not isinstance(limit, float) or norm is None or not math.isfinite(norm) or limit > TINY_CLIP * norm:
+        return None
+    eps = [each.value for each in known if each.name == "eps" and isinstance(each.value, float)]
+    if eps and limit > MOST_EPS * max(eps):
         return None
     sentence = f"gradients are clipped to a norm of {exact(limit)}, and had one of {number(norm)} before the clip"
     return SettingCause("clip_limit", "max_norm", sentence)
@@ -172,22 +181,23 @@ def scale_words(fall: ScaleFall | None) -> tuple[str, str]:
 
 
 def find_update_cause(
-    configuration: Configuration, groups: Collection[int], step: int, code: str
+    configuration: Configuration, groups: Collection[int], step: int, code: str, *, is_slow: bool
 ) -> SettingCause | None:
     """Return the setting because of which weights of some groups do not move, or hardly, None if none is known.
 
-    ``code`` is the cause that the measurements show.
+    ``code`` is the cause that the measurements show; ``is_slow`` if they move by a small part of what the optimizer
+    should move them by.
     """
     of_groups = _of_groups(sorted(groups), configuration.groups) if groups else ""
     eps, rate = _largest(configuration, "eps", groups, step), _largest(configuration, "lr", groups, step)
-    is_large = eps is not None and eps > USUAL_EPS
     clip = find_tiny_clip(configuration, step)
     if code == "rate_zero":
         return SettingCause(code, "lr", f"the learning rate{of_groups} has been 0 in each step of this launch")
-    if clip is not None and (code in ("unmoved", "hardly_moves") or (code == "epsilon" and not is_large)):
+    may_be_epsilon = code == "moves_less" or (code == "hardly_moves" and is_slow)
+    if may_be_epsilon and eps is not None and eps > USUAL_EPS:
+        return SettingCause("epsilon", "eps", f"eps{of_groups} is {exact(eps)}")
+    if clip is not None and code in ("unmoved", "hardly_moves"):
         return clip
-    if code == "epsilon" or (code == "moves_less" and is_large):
-        return SettingCause("epsilon", "eps", f"eps{of_groups} is {exact(eps)}") if eps is not None else None
     if code == "cannot_move" and rate is not None:
         return SettingCause(code, "lr", f"the learning rate{of_groups} was {exact(rate)} when it was last reported")
     return None

@@ -49,8 +49,8 @@ class LayerThresholds:
         return bool(self.enabled.any())
 
 
-Kind: TypeAlias = tuple[int, str, "str | None", int]
-"""What layers that are like each other share."""
+Likeness: TypeAlias = tuple[int, str, "str | None", int]
+"""What layers share that may take turns: heads of two tasks are alike, also where their shapes differ."""
 
 
 class Family(NamedTuple):
@@ -134,16 +134,16 @@ class LayerRules:
 
     def like(self, position: int) -> Ints:
         """Return the positions of the layers like one, without it: those that another block, domain or task has."""
-        kinds = [self._kinds[kind] for kind in _kinds_of(self.facts[position]) if kind in self._kinds]
-        return np.array(sorted({*chain.from_iterable(kinds)} - {position}), np.int64)
+        alike = (self._alike.get(likeness, ()) for likeness in _likenesses_of(self.facts[position]))
+        return np.array(sorted({*chain.from_iterable(alike)} - {position}), np.int64)
 
     @cached_property
-    def _kinds(self) -> Mapping[Kind, Sequence[int]]:
-        kinds: dict[Kind, list[int]] = defaultdict(list)
+    def _alike(self) -> Mapping[Likeness, Sequence[int]]:
+        alike: dict[Likeness, list[int]] = defaultdict(list)
         for position, layer in enumerate(self.facts):
-            for kind in _kinds_of(layer):
-                kinds[kind].append(position)
-        return {kind: positions for kind, positions in kinds.items() if len(positions) > 1}
+            for likeness in _likenesses_of(layer):
+                alike[likeness].append(position)
+        return {likeness: positions for likeness, positions in alike.items() if len(positions) > 1}
 
 
 def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
@@ -279,7 +279,7 @@ def _families(layers: tuple[LayerFacts, ...], sections: list[Collapse]) -> tuple
     return tuple(family for family in families if len(family.members) >= family.least)
 
 
-def _kinds_of(layer: LayerFacts) -> Iterator[Kind]:
+def _likenesses_of(layer: LayerFacts) -> Iterator[Likeness]:
     """Yield what layers like this one share: the name but for its numbers, or but for one part of it.
 
     So ``heads.0.weight`` is like ``heads.1.weight``, and ``domains.news.head.weight`` like ``domains.law.head.weight``.

@@ -15,59 +15,43 @@ from numpy.typing import NDArray
 
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArrays, Mask, Votes, layer_array
 
-FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
-"""Signals of a layer that any step may move. The first four are evidence of collapse. Each has its own count, so one
-kind of evidence says nothing about another."""
-STRAIGHT = 28
-"""Evidence of collapse, too: the gradient falls in one straight line of its logarithm, and no weights do."""
-FOLLOWS = 37
-"""Evidence of collapse, too: a layer that fell beside one that fires for FALL."""
-COLLAPSE = [FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS]
+FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS = COLLAPSE = list(range(6))
+"""Evidence of collapse. Each has its own count, so one kind of evidence says nothing about another. STRAIGHT: the
+gradient falls in one straight line of its logarithm, and no weights do. FOLLOWS: a layer that fell beside one that
+fires for FALL."""
 
-REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
-"""Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
-vanished: a layer that nearly always had a gradient, one that seldom had, one that the script froze."""
+NONFINITE, EXPLOSION = range(6, 8)
 
-LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
-"""Stats that are measured for a few layers at a time; nothing else moves these signals."""
+REGULAR, SPORADIC, HANDED_OVER, NEVER, NEVER_BUT_ZERO, BY_SCRIPT = range(8, 14)
+"""Evidence of vanished; these fire at once, and only a gradient resolves them. A layer that nearly always had a
+gradient; one that seldom had; one that lost it in the step in which one like it gained its own; no layer ever had one;
+gradients reach the layers and are exactly zero in all of them, while the loss is not; a layer that the script froze."""
 
-SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED = range(15, 21)
-"""Static findings: they fire without a count."""
-
-NEVER = 21
-"""Evidence of vanished, too: no layer ever had a gradient."""
-
-HANDED_OVER, NEVER_BUT_ZERO = 29, 30
-"""Evidence of vanished: a layer lost its gradient in the step in which one like it gained its own; gradients reach the
-layers and are exactly zero in all of them, while the loss is not."""
-
-UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(31, 34)
-"""A layer whose gradient was never more than exactly zero; the last two if most layers, or all adapters, never had a
-gradient, or only zeros."""
+UNUSED, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(14, 18)
+"""Evidence of unused, likewise: a layer that never had a gradient, or never more than exactly zero; the last two if
+most layers, or all adapters, are such."""
 
 MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO]
 """Signals that fire until the layer has a gradient again."""
 WITHOUT_GRADIENT = [*MISSED, BY_SCRIPT]
 
-NOT_OPTIMIZED = 22
-"""A static finding, too."""
+LOST, FROZEN, STOPPED = range(18, 21)
+"""Stats that are measured for a few layers at a time; nothing else moves these signals."""
 
-VAIN, VAIN_CLIPPED = 23, 24
+UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT = ZEROS = list(range(21, 25))
+"""Zeros of float16 gradients, measured likewise: their share grew, or, judged from the start, the smallest number of
+float16 cuts the gradients off."""
+
+VAIN, VAIN_CLIPPED = range(25, 27)
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-AT_LIMIT, ALL_AT_LIMIT = 34, 35
-"""Zeros of gradients that the smallest number of float16 cuts off, judged from the start."""
-ZEROS = [UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT]
+UNMOVED, APART, TINY, SLOW, NO_RATE, TOO_FINE, UNDONE = range(27, 34)
+"""Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly; all weights
+of an optimizer like Adam that move by a small part of the learning rate, or of SGD by one of its step; a learning rate
+of zero; steps finer than the weights; updates that are undone, a static finding."""
 
-UNMOVED, APART, TINY = 25, 26, 27
-"""Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly."""
-
-NO_RATE, UNDONE, TOO_FINE, SLOW = range(38, 42)
-"""Evidence of no_update, too: a learning rate of zero; updates that are undone, a static finding; steps finer than the
-weights; all weights of an optimizer like Adam that move by a small part of the learning rate."""
-
-NEVER_CLEARED = 36
-"""A static finding, too."""
+SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED, NOT_OPTIMIZED, NEVER_CLEARED = range(34, 42)
+"""Static findings: they fire without a count."""
 
 LAYER_SIGNALS = 42
 

@@ -218,9 +218,6 @@ class Context:
     samples: Samples
 
     def __post_init__(self) -> None:
-        norms = self.samples.values.get("weight_norm")
-        self.weight_norms = norms if norms is None else norms.reshape(self.batch.absmax.shape)
-        """Norms of the weights at each step, float32[n, L], NaN where not measured; None = of no layer."""
         self.own_loss = find_own_loss(self.launch)
         """Layers whose gradients come from a loss that is not on record, bool[L]; None = no layers."""
         self.low: Mask = (self.batch.absmax < self.config.enter) & self.config.enabled

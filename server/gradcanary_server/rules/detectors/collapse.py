@@ -55,7 +55,7 @@ class CollapseDetector(Detector):
         super().__init__(context)
         launch = context.launch
         self._has_threshold = bool(launch.absmax_below or launch.norm_below or self.config.has_threshold)
-        self._weight_norms = context.weight_norms
+        self._weight_norms = context.batch.values.get("weight_norm")
         self._block_lengths = block_lengths(self.config.observations, context.batch.every)
         self._late_join_steps = late_join_steps(context.rules.grace, context.batch.every)
         if self._has_threshold:
@@ -88,9 +88,8 @@ class CollapseDetector(Detector):
     def observe(self, step: Step) -> Iterator[Vote]:
         sample, state, config = step.sample, self.state, self.config
         low = (sample.absmax < config.enter) & config.enabled
-        if self._weight_norms is not None:
-            row = int(np.searchsorted(self.context.batch.steps, sample.step))
-            state.weights.observe(config.columns, self._weight_norms[row : row + 1])
+        if "weight_norm" in sample.values:
+            state.weights.observe(config.columns, sample.values["weight_norm"][None])
         if self._has_threshold:
             yield self.vote(signals.THRESHOLD, step, self._vote_by_threshold(sample))
         # On healthy steps no layer is low, and no score can move.

@@ -44,11 +44,18 @@ ALL_SEEN = 2 * JUDGED_EACH
 FINEST = 2.0**-25
 """Of a float32 number: half of the distance to the next one, at most. A smaller change is rounded away."""
 
+COARSEST = 2.0**-22
+"""Of a number: noise moves Adam by 0.23 of the rate, and a change of 2^-24 is rounded away at most."""
+
 MOST_OF_RATE = 4.0
 """The most that Adam moves a weight by, in learning rates, with its usual betas: 0.1 / sqrt(0.001) is 3.2."""
 
 MOST_OF_GRADIENT = 10.0
 """The same of SGD, in learning rates times the gradient, with a momentum of 0.9."""
+
+CANCELLED = 1e-6
+"""Of the upper quartile of all gradients: a smaller one is the rounding error of terms that cancel, as that of the
+bias of keys. A sum of 256 numbers of float32, whose precision is 6e-8, has an error of 16 times that."""
 
 BY_THE_RATE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "FusedAdam", "DeepSpeedCPUAdam", "Adam8bit")
 """Optimizers that move a weight by about the learning rate: even pure noise gives Adam a fifth of it."""
@@ -64,14 +71,13 @@ class Updates(LayerArrays):
     """The last measured change of each layer. Arrays [N]: ``ratio`` to its weights, and log10 of its root mean square
     over the learning rate (``by_rate``) and over that and the gradient's (``by_gradient``); float32, NaN = none yet.
     ``most_by_rate`` is the largest of the launch. ``still`` uint8 counts the last measurements without any change,
-    since ``since``; ``size`` is the root mean square of the weights, ``gradient`` the largest one.
+    since ``since``; ``gradient`` is the absmax of then.
     """
 
     ratio: NDArray[np.float32] = layer_array(np.float32, np.nan)
     by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
     by_gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
     most_by_rate: NDArray[np.float32] = layer_array(np.float32, np.nan)
-    size: NDArray[np.float32] = layer_array(np.float32, np.nan)
     gradient: NDArray[np.float32] = layer_array(np.float32, np.nan)
     still: NDArray[np.uint8] = layer_array(np.uint8)
     since: Ints = layer_array(np.int64, -1)
@@ -79,7 +85,7 @@ class Updates(LayerArrays):
     def add(self, columns: Ints, steps: Ints, changes: Changes) -> None:
         """Add the measurements of n steps of the layers at ``columns``, at once or one by one."""
         layers = columns[changes.columns]
-        for name in ("ratio", "by_rate", "by_gradient", "size", "gradient"):
+        for name in ("ratio", "by_rate", "by_gradient", "gradient"):
             getattr(self, name)[layers] = getattr(changes, name)  # of several of a layer the last one stays
         np.fmax.at(self.most_by_rate, layers, changes.by_rate)
         has_moved = changes.ratio > 0
@@ -112,7 +118,6 @@ class Changes:
     ratio: NDArray[np.float32]
     by_rate: NDArray[np.float32]
     by_gradient: NDArray[np.float32]
-    size: NDArray[np.float32]
     gradient: NDArray[np.float32]
 
     @classmethod
@@ -132,7 +137,7 @@ class Changes:
         with np.errstate(divide="ignore", invalid="ignore"):
             change = np.where((ratio > 0) & (rate > 0), ratio * weights / rate, np.nan)
             logs = np.log10([change / root, change / np.where(gradient > 0, gradient, np.nan)])
-        values = (ratio, *logs, weights / root, absmax[at])
+        values = (ratio, *logs, absmax[at])
         return cls(rows, columns, *(each.astype(np.float32) for each in values))
 
 
@@ -154,7 +159,7 @@ class NoUpdateDetector(Detector):
         if not self.config.no_update.is_on or "update_ratio" not in sample.values or sample.step % JUDGED_EACH:
             return
         progress, columns = self.state.progress, self.config.columns
-        settled = sample.step - progress.last_rise
+        settled = sample.step - max(progress.last_rise, self.context.launch.first_step)
         if not progress.grace_over or settled < max(JUDGED_EACH, sample.every):
             self.state.updates.forget_still(columns)
             return
@@ -185,18 +190,23 @@ class NoUpdateDetector(Detector):
     def _judged(self, step: int) -> Judged:
         """Return the layers by their last measurements.
 
-        Only those with a known rate that is not over, and with a gradient near its baseline, are judged.
+        Only those with a known rate that is not over, and with a gradient near its baseline and not cancelled, are
+        judged.
         """
         config, progress, updates = self.config, self.state.progress, self.state.updates
         least, grace = self.context.rules.no_update.least_lr_share, self.context.rules.grace
         is_judged = find_learning(progress, config, least) & config.no_update.enabled & ~config.is_low
+        gradient = updates.gradient[config.columns]
         with np.errstate(divide="ignore"):
-            fall = self.state.baselines.levels(config.columns) - np.log10(updates.gradient[config.columns])
+            fall = self.state.baselines.levels(config.columns) - np.log10(gradient)
         is_judged &= ~(fall >= config.fall)  # a converged layer has steps that are rounded away
+        is_known = ~np.isnan(gradient)
+        usual = np.quantile(gradient[is_known], UPPER) if is_known.any() else 0.0
+        is_judged &= ~(gradient < CANCELLED * usual)
         is_still = (updates.still[config.columns] >= OBSERVATIONS) & config.no_update.enabled
         has_others = any(rate > 0 for rate in progress.lr) or step - self.context.launch.first_step >= grace.max_steps
         return Judged(
-            unmoved=is_still & is_judged & ~self._is_of(STOPS_ITSELF),
+            unmoved=is_still & is_judged & ~self._is_of(STOPS_ITSELF) & ~self._has_slowed(),
             no_rate=is_still & (self._by_group(progress.highest_lr) == 0) & has_others,
             moved=is_judged & (updates.ratio[config.columns] > 0),
         )
@@ -212,8 +222,18 @@ class NoUpdateDetector(Detector):
         by_gradient = MOST_OF_GRADIENT * rates * updates.gradient[columns]
         step = np.where(self._is_of(BY_THE_GRADIENT), by_gradient, np.inf)
         step = np.where(self._is_of(BY_THE_RATE), MOST_OF_RATE * rates, step)
-        is_finer: Mask = step < FINEST * updates.size[columns]
+        size = self.state.weights.last[columns] / np.sqrt(self.config.numel)
+        is_finer: Mask = step < FINEST * size
         return is_finer
+
+    def _has_slowed(self) -> Mask:
+        """Return the layers that moved at a higher rate, and that a schedule has brought to steps as fine as theirs."""
+        columns, updates, progress = self.config.columns, self.state.updates, self.state.progress
+        rates, highest = self._by_group(progress.lr), self._by_group(progress.highest_lr)
+        step = np.where(self._is_of(BY_THE_GRADIENT), rates * updates.gradient[columns], rates)
+        is_fine = step < COARSEST * self.state.weights.last[columns] / np.sqrt(self.config.numel)
+        has_slowed: Mask = is_fine & (rates < highest) & ~np.isnan(updates.most_by_rate[columns])
+        return has_slowed
 
     def _is_of(self, optimizers: tuple[str, ...]) -> Mask:
         """Return the layers of groups of these optimizers."""
@@ -239,10 +259,11 @@ class NoUpdateDetector(Detector):
         rule, columns, updates = self.config.no_update, self.config.columns, self.state.updates
         is_slow = self._is_of(BY_THE_RATE) & (updates.most_by_rate[columns] < np.log10(rule.rate_share))
         is_clipped = self._is_of(BY_THE_GRADIENT) & (updates.by_gradient[columns] < np.log10(CLIPPED_SHARE))
-        is_slow = judged.moved & (is_slow | (is_clipped & (updates.ratio[columns] < CLIPPED_RATIO)))
-        is_tiny = judged.moved & ~is_slow & (updates.ratio[columns] < rule.ratio)
-        is_all = is_long and not (judged.moved & ~is_slow & ~is_tiny).any()
-        return {signals.TINY: is_tiny & is_all, signals.SLOW: is_slow & is_all}
+        is_slow |= is_clipped & (updates.ratio[columns] < CLIPPED_RATIO)
+        is_tiny = ~is_slow & (updates.ratio[columns] < rule.ratio)
+        # A layer that is not judged, as its gradient fell, may move as well.
+        is_all = is_long and not (~is_slow & (updates.ratio[columns] >= rule.ratio)).any()
+        return {signals.TINY: judged.moved & is_tiny & is_all, signals.SLOW: judged.moved & is_slow & is_all}
 
 
 @dataclass(frozen=True)

@@ -91,43 +91,57 @@ class VanishedDetector(Detector):
         ``is_common``: all gradients fell together. ``is_expected``: the loss is not always zero, so there should be
         gradients. If no layer ever had one, none of them is unused: all vanished.
         """
+        firing = self.state.scores.firing[:, self.config.columns]
+        lacks = lacks_gradient(sample, is_common=is_common) & ~firing[COLLAPSED].any(axis=0)
+        is_untold = ~np.logical_or.reduce(firing[[*COLLAPSED, *signals.MISSED]], axis=0)
+        bad = self._find_lost(sample, firing, lacks, is_untold)
+        bad |= self._find_unused(sample, firing, lacks, is_untold, is_expected=is_expected)
+        # If any layer has a gradient, it is not all of them that never had one.
+        good = dict.fromkeys(bad, sample.has_gradient)
+        good[signals.NEVER] = good[signals.NEVER_BUT_ZERO] = np.full(len(lacks), sample.has_gradient.any())
+        return {signal: mask.astype(np.int8) - (good[signal] & ~mask).astype(np.int8) for signal, mask in bad.items()}
+
+    def _find_lost(self, sample: Sample, firing: Mask, lacks: Mask, is_untold: Mask) -> dict[int, Mask]:
+        """Return the layers that had a gradient before, by signal; ``lacks`` and ``is_untold`` are bool[L]."""
         config, columns, activity = self.config, self.config.columns, self.state.activity
-        enabled, firing = config.vanished.enabled, self.state.scores.firing[:, columns]
-        observations, idle = activity.history(columns)[0], activity.idle[columns].astype(np.int64)
-        regular = is_regular(activity, config)
-        is_told = firing[COLLAPSED].any(axis=0) | firing[signals.MISSED].any(axis=0)
-        is_missed = ~is_told & (idle >= self._idle_limits(sample.every)) & (observations > 0) & enabled
+        enabled, idle = config.vanished.enabled, activity.idle[columns].astype(np.int64)
+        observations, regular = activity.history(columns)[0], is_regular(activity, config)
+        is_missed = is_untold & (idle >= self._idle_limits(sample.every)) & (observations > 0) & enabled
         # What another layer got is lost in the steps between two samples, too.
         lost = is_missed & sample.idle & ~sample.not_trainable
         handed_over = find_handed_over(activity, config, sample.every, lost)
-        lacks = lacks_gradient(sample, is_common=is_common) & ~firing[COLLAPSED].any(axis=0)
-        may_fire = lacks & ~is_told
-        vanished = is_missed & may_fire & ~handed_over
-        unused = may_fire & (observations == 0) & (idle >= config.unused.observations)
-        is_never = is_expected and bool(((observations == 0) & (sample.idle | sample.not_trainable)).all())
-        never = unused & is_never & enabled
-        is_zero = scale_drop.is_at_work(self.state.losses) and bool((sample.zero | sample.not_trainable).all())
-        trainable, has_living = ~sample.not_trainable, self._has_living_relatives()
-        most = lacks & self._most_unused(trainable, trainable, idle) & ~never & is_expected & config.unused.enabled
-        most &= ~firing[TOLD].any(axis=0) & (may_fire | has_living)
-        only_unused = unused & ~never & ~most & config.unused.enabled
+        vanished = is_missed & lacks & ~handed_over
         by_script = sample.not_trainable & regular & (idle >= self._missed_after(sample.every)) & enabled
-        bad = {
+        return {
             signals.REGULAR: vanished & regular,
             signals.SPORADIC: vanished & ~regular,
             signals.BY_SCRIPT: by_script & ~firing[_LOST].any(axis=0),
             signals.HANDED_OVER: handed_over,
-            signals.NEVER: never & ~is_zero,
-            signals.NEVER_BUT_ZERO: never & is_zero,
-            signals.UNUSED: only_unused & ~sample.zero,
-            signals.UNUSED_ZERO: only_unused & sample.zero,
-            signals.MOST_UNUSED: most & ~sample.zero,
-            signals.MOST_ZERO: most & sample.zero,
         }
-        # If any layer has a gradient, it is not all of them that never had one.
-        good = dict.fromkeys(bad, sample.has_gradient)
-        good[signals.NEVER] = good[signals.NEVER_BUT_ZERO] = np.full(len(columns), sample.has_gradient.any())
-        return {signal: mask.astype(np.int8) - (good[signal] & ~mask).astype(np.int8) for signal, mask in bad.items()}
+
+    def _find_unused(
+        self, sample: Sample, firing: Mask, lacks: Mask, is_untold: Mask, *, is_expected: bool
+    ) -> dict[int, Mask]:
+        """Return the layers that never had a gradient, by signal."""
+        config, columns, activity = self.config, self.config.columns, self.state.activity
+        observations, idle = activity.history(columns)[0], activity.idle[columns].astype(np.int64)
+        may_fire, is_zero = lacks & is_untold, sample.zero
+        unused = may_fire & (observations == 0) & (idle >= config.unused.observations)
+        is_never = is_expected and bool(((observations == 0) & (sample.idle | sample.not_trainable)).all())
+        never = unused & is_never & config.vanished.enabled
+        all_zero = scale_drop.is_at_work(self.state.losses) and bool((is_zero | sample.not_trainable).all())
+        trainable, has_living = ~sample.not_trainable, self._has_living_relatives()
+        most = lacks & self._most_unused(trainable, trainable, idle) & ~never & is_expected & config.unused.enabled
+        most &= ~firing[TOLD].any(axis=0) & (may_fire | has_living)
+        only_unused = unused & ~never & ~most & config.unused.enabled
+        return {
+            signals.NEVER: never & ~all_zero,
+            signals.NEVER_BUT_ZERO: never & all_zero,
+            signals.UNUSED: only_unused & ~is_zero,
+            signals.UNUSED_ZERO: only_unused & is_zero,
+            signals.MOST_UNUSED: most & ~is_zero,
+            signals.MOST_ZERO: most & is_zero,
+        }
 
     def _most_unused(self, trainable: Mask, always: Mask, idle: Ints) -> Mask:
         """Return the layers that never had a gradient if they are most trainable layers, or hold all adapters.

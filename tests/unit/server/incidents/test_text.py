@@ -362,7 +362,7 @@ def test_nonfinite_says_what_was_first():
         ("no_update", "too_fine", "critical", None, "cannot_move"),
         ("no_update", "unmoved", "critical", None, "unmoved"),
         ("no_update", "no_rate", "warning", None, "rate_zero"),
-        ("no_update", "slow", "warning", None, "epsilon"),
+        ("no_update", "slow", "warning", None, "hardly_moves"),
         ("no_update", "tiny", "warning", None, "hardly_moves"),
         ("no_update", "apart", "warning", None, "moves_less"),
         ("second_moments", None, "warning", None, "coarse_moments"),
@@ -500,6 +500,51 @@ def test_root_cause_of_weights_that_stand_still_is_a_clip_that_leaves_next_to_no
         assert cause.evidence[0] == "gradients are clipped to a norm of 1e-9, and had one of 0.7 before the clip"
         for settings in ((), (usual,)):
             assert explained(fired(0, rule=rule, evidence=evidence), settings=settings, norm=2.7).code == without
+
+
+def test_slow_updates_are_blamed_on_epsilon_only_where_it_is_large():
+    def slow(evidence, *settings):
+        change = fired(0, rule="no_update", evidence=evidence, severity="warning")
+        return explained(change, settings=settings, norm=0.7)
+
+    large, usual = (wire.Setting(0, None, (0, 1), "eps", eps) for eps in (1.0, 1e-8))
+    clip = wire.Setting(20, None, (), "max_norm", 1e-9)
+    assert (slow("slow", large, clip).code, slow("slow", large).evidence) == (
+        "epsilon",
+        ("eps of parameter group 0 is 1",),
+    )
+    assert [slow("slow", *settings).code for settings in ((), (usual,))] == ["hardly_moves", "hardly_moves"]
+    assert [slow(evidence, usual, clip).code for evidence in ("slow", "tiny")] == ["clip_limit", "clip_limit"]
+    assert slow("tiny", large).code == "hardly_moves"  # Adam with this epsilon may move by all of its rate
+    assert (slow("apart", large).code, slow("apart", usual).code) == ("epsilon", "moves_less")
+
+
+def test_setting_is_that_of_the_groups_it_explains():
+    no_rate = [fired(number, rule="no_update", evidence="no_rate", severity="warning") for number in (1, 3)]
+    apart = fired(0, rule="no_update", evidence="apart", severity="warning")
+    cause = explained(*no_rate, apart)
+    assert (cause.code, cause.evidence) == (
+        "rate_zero",
+        ("the learning rate of parameter group 1 has been 0 in each step of this launch",),
+    )
+
+
+def test_cause_is_that_of_most_members():
+    few = fired(0, rule="frozen", evidence="stopped")
+    most = [fired(number, rule="frozen", evidence="measured") for number in (1, 2, 3)]
+    assert scene(few, *most).code == "coarse_weights"
+    assert scene(few, most[0]).code == "stopped_weights"
+
+
+def test_clip_that_adam_divides_out_is_no_cause():
+    """It divides by the size of what the clip leaves, unless epsilon is larger than that."""
+    eps = wire.Setting(0, None, (0, 1), "eps", 1e-8)
+    limits = [wire.Setting(20, None, (), "max_norm", limit) for limit in (1e-2, 1e-6)]
+    for rule, evidence, without in (("no_update", "unmoved", "unmoved"), ("in_vain", "clipped", "in_vain")):
+        change = fired(0, rule=rule, evidence=evidence)
+        codes = [explained(change, settings=(eps, limit), norm=40.0).code for limit in limits]
+        assert codes == [without, "clip_limit"]
+        assert explained(change, settings=limits[:1], norm=40.0).code == "clip_limit"
 
 
 def test_settings_explain_nothing_that_the_script_did():

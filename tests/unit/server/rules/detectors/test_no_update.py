@@ -116,6 +116,13 @@ def test_a_clip_that_leaves_next_to_nothing_to_sgd():
     assert kinds(trace(1e-6, lr=(1e-3, 1e-3)), sgd) == set()
 
 
+def test_a_resumed_job_is_judged_as_late_as_a_new_one():
+    """By all layers: 200 steps after its first one."""
+    slow = trace(1e-6, size=32.0, lr=(1e-3, 1e-3), first=10_050)
+    changes = found(slow, replace(two_groups(), first_step=10_050))
+    assert {(each.evidence, each.step) for each in changes.values()} == {("slow", 10_300)}
+
+
 def test_updates_that_are_undone():
     facts = (wire.Fact("undone_updates", "", (lora()[3].name,)),)
     changes = found(trace(lr=RATES), replace(two_groups(), facts=facts))
@@ -168,6 +175,29 @@ STEP = np.arange(STEPS)[:, None]
             replace(two_groups(), optimizers=("SGD",) * 2),
         ),
         ("a gradient that fell, under Adam", trace(np.where(STEP < 60, 1e-3, 1e-6), size=32.0, lr=(1e-3, 1e-3)), None),
+        (
+            "biases without a use, under SGD, and all others converge",
+            trace(
+                np.where(STEP < 390, of_layers(1e-9), of_layers(1e-9, 1e-6)),
+                absmax=healthy(STEPS) * np.where(STEP < 390, of_layers(1e-9, 1.0), of_layers(1e-9, 0.01)),
+                lr=(1e-2, 1e-2),
+            ),
+            replace(two_groups(), optimizers=("SGD",) * 2),
+        ),
+        (
+            "biases of keys, whose gradients cancel but for rounding, under SGD",
+            trace(of_layers(0.0), absmax=healthy(STEPS) * of_layers(2e-9, 1.0), lr=(1e-2, 1e-2)),
+            replace(two_groups(), optimizers=("SGD",) * 2),
+        ),
+        (
+            "norms of a fine-tune at 5e-7, late in its schedule",
+            trace(
+                np.where(STEP < 560, of_layers(1e-7, 1e-5), of_layers(0.0, 1e-5)),
+                size=of_layers(32.0, 1.0),
+                lr=5e-7 * (1 - STEP / 1000) * np.ones(2),
+            ),
+            None,
+        ),
         ("few layers", Trace(healthy(STEPS)), None),
     ],
 )
