@@ -170,7 +170,7 @@ def totals(rows: list[Row]) -> list[str]:
     delays = [row.delay / row.case.interval for row in named if row.delay is not None]
     noise, steps = sum(len(row.messages) for row in controls), sum(row.steps for row in controls)
     alarms, false = sum(len(row.alarms) for row in controls), sum(len(row.false_alarms) for row in controls)
-    told = [row for row in named if set(row.true) - {""}]
+    told = [row for row in named if row.layers != "-"]
     right, parts = (sum(row.layers == each for row in told) for each in ("all", "some"))
     honest = sum(not row.flaws for row in faults)
     return [
