@@ -161,6 +161,7 @@ class Simulation:
             at = max(message.not_before, simulated.changed)
             inhibited = inhibition(incident, self._notified_causes(), self._rules.pace)
             if inhibited.is_active and message.kind not in LAST_KINDS:
+                simulated.changed = max(simulated.changed, self._now)  # not sent before its cause is over
                 return
             at = max(at, inhibited.until if last is None else at)
             if at > until:
