@@ -69,6 +69,12 @@ def test_weight_decay_of_the_first_steps_is_named_early() -> None:
     assert "= 0" in found.sentence
 
 
+@pytest.mark.parametrize(("since", "is_named"), [(475, True), (640, True), (700, False)])
+def test_a_slow_weight_decay_is_named_until_it_has_taken_three_decades(since: int, is_named: bool) -> None:
+    """Of 1.5 % a step, which needs 460 steps for that."""
+    assert (find_decay(adamw(decay(200, 1.5e4), lr=1e-6), since) is not None) == is_named
+
+
 @given(st.floats(0, 1e6), st.floats(1e-8, 10), st.integers(200, 500))
 def test_named_decay_changes_the_weights_by_half_at_least(value: float, lr: float, since: int) -> None:
     found = find_decay(adamw(decay(200, value), lr=lr), since)

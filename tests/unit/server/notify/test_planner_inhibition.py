@@ -112,6 +112,16 @@ def test_effects_within_the_gathering_time_are_in_the_message_of_their_cause():
     assert [(message.incident, message.also) for message in world.messages] == [(cause, effects)]
 
 
+@pytest.mark.parametrize("effect", ["scale_drop", "vanished"])
+def test_gradients_of_zero_are_an_effect_of_a_scale_that_fell(effect):
+    world = World()
+    cause = world.open("loss_scale", 197, "warning")
+    world.wait(60)
+    world.open(effect, 284)
+    world.wait(60)
+    assert [message.incident for message in world.messages] == [cause]
+
+
 def test_a_later_effect_is_told_only_if_it_outlives_its_cause():
     world = World()
     cause = world.open("explosion", 100)

@@ -265,6 +265,14 @@ def test_a_fall_in_one_straight_line_for_hundreds_of_steps_is_a_warning(rate, be
     assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
 
 
+def test_a_straight_line_may_begin_while_the_layer_still_learns():
+    """Slower at first, block by block, and with a block that falls a little more than those beside it."""
+    levels = np.cumsum([0.0, 0.2, 0.3, 0.4, 0.4, 0.52, *[0.43] * 20])
+    absmax = 3 * falling(lambda steps: 10.0 ** -levels[steps // 50], begin=100, noise=0.02)
+    _, changes = run(Trace(absmax))
+    assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
+
+
 def test_a_straight_line_is_seen_where_few_steps_are_sampled():
     _, changes = run(Trace(falling(annealed(0.95), rows=500), every=10))
     assert evidence(changes) == {(6, "warning", "straight"), (7, "warning", "straight")}
