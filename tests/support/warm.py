@@ -6,6 +6,7 @@ where they are the subject: the command line, the launchers, the demo, the pages
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,7 +64,8 @@ class Process:
         read_in, write_in = os.pipe()
         read_out, write_out = os.pipe()
         read_err, write_err = os.pipe() if is_told else (-1, os.dup(write_out))
-        self._said, says = socket.socketpair()
+        self._said, says = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        weakref.finalize(self, self._said.close)
         with says, _door(preloaded) as door:
             fds = [read_in, write_out, write_err, says.fileno()]
             socket.send_fds(door, [json.dumps([list(words), dict(env)]).encode()], fds)
@@ -77,14 +80,12 @@ class Process:
             os.close(write_in)
         self.pid = int(self._said.recv(20))
         self.returncode: int | None = None
-        self._asked = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the exit status as ``subprocess`` has it, None while the process runs."""
-        with self._asked:  # who kills it in one thread may be waited for in another
-            if self.returncode is None and select.select([self._said], [], [], 0)[0]:
-                self.returncode = os.waitstatus_to_exitcode(int(self._said.recv(20)))
-                self._said.close()
+        if self.returncode is None and select.select([self._said], [], [], 0)[0]:
+            # It stays there to be read: another thread may wait for it, too.
+            self.returncode = os.waitstatus_to_exitcode(int(self._said.recv(20, socket.MSG_PEEK)))
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -96,7 +97,8 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile, as subprocess has it
+                os.kill(self.pid, number)
 
 
 def run(preloaded: tuple[str, ...], words: Sequence[str], env: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":

@@ -304,7 +304,7 @@ def test_a_search_that_fails_is_not_repeated_and_leaves_no_hook(
     monkeypatch.setattr(NotOptimized, "_select", fail)
     model = Model()
     optimizer = torch.optim.Adam(model.body.parameters(), lr=1e-3)
-    with gradcanary.watch(url=collector.url, run="fails"):
+    with gradcanary.watch(model, optimizer, url=collector.url, run="fails"):  # of no model of another test
         for _ in range(STEPS):
             loss_of(model).backward()
             optimizer.step()
