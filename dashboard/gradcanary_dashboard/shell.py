@@ -137,7 +137,8 @@ def _header(*, signs_in: bool) -> html.Header:
     link = html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link")
     words = elements.attributes(aria_label="Switch between light and dark")
     theme = html.Button(elements.icon("theme"), id="theme", type="button", **words)
-    brand = dcc.Link([elements.icon("pulse"), html.Span("gradcanary", className="word")], href="/", className="brand")
+    logo = html.Img(src="/assets/icon.svg", alt="", width=24, height=24)
+    brand = dcc.Link([logo, html.Span("gradcanary", className="word")], href="/", className="brand")
     ways = html.Nav(
         [dcc.Link(words, href=href) for words, href in WAYS], id="ways", **elements.attributes(aria_label="Pages")
     )
