@@ -74,7 +74,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     until = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
     wish = {"run": RUN, "rule": "collapse", "match": "^blocks.4", "until": until, "by": "grace"}
     made = httpx.post(f"{shared.url}/api/v1/silences", json=wish)
-    expect(page.locator("#incident-state")).to_contain_text("6 of 18 layers silenced")
+    expect(page.locator("#incident-state")).to_contain_text("6 of 18 parameters silenced")
     assert page.locator("#incident-page-state").get_attribute("data-shown") != before
     expect(dialog.get_by_label("Note")).to_have_value("half a")
     expect(dialog.get_by_label("Note")).to_be_focused()
@@ -109,7 +109,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     page.keyboard.press("Enter")  # takes what is offered
     dialog.get_by_role("button", name="Silence", exact=True).click()
     card = page.locator(f".incident:has(#incident-{number})")
-    expect(card).to_contain_text(re.compile("6 of 18 layers silenced, ends in [89][0-9] min"))
+    expect(card).to_contain_text(re.compile("6 of 18 parameters silenced, ends in [89][0-9] min"))
     [own] = shared.get("/api/v1/silences").json()["silences"]
     assert (own["match"], own["by"], own["rule"], own["run"]) == (r"^blocks\.5\.", "ada", "collapse", RUN)
     page.locator(".members .layer").first.click()
