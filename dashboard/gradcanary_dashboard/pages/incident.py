@@ -158,10 +158,8 @@ def _legend(incident: Mapping[str, Any], view: View) -> list[html.Li]:
 def _title(incident: Mapping[str, Any]) -> html.H1:
     words = html.Span(incident_text.headline(incident), **elements.attributes(aria_live="polite"))
     tone = incident["severity"]
-    badge = elements.badge(tone, tone)
-    if incident["state"] == "open" or is_unrecovered(incident):
-        badge.className += " solid"
-    return html.H1([badge, words], className=f"verdict tone-{tone}")
+    is_loud = incident["state"] == "open" or is_unrecovered(incident)
+    return html.H1([elements.badge(tone, tone, is_solid=is_loud), words], className=f"verdict tone-{tone}")
 
 
 def _rule(incident: Mapping[str, Any]) -> str:
