@@ -209,7 +209,19 @@ def _labels(
         at = {"x": step, "xref": "x", "y": height, "yref": "paper", "yshift": shift, "xshift": 3}
         text = f'<b><span style="color:{strand.colour}">{strand.letter}</span></b>'
         labels.append({"text": text, **at, "xanchor": "left", "yanchor": "middle", "showarrow": False})
+    _lower(labels, span, _plot_px(drawn))
     return labels
+
+
+def _lower(labels: Sequence[dict[str, Any]], span: axes.Span, plot_px: float) -> None:
+    """Move labels that stand out of the plot at its top down, and with them those right below."""
+    above: list[tuple[float, float]] = []
+    for label in reversed(labels):
+        near = [height for step, height in above if abs(label["x"] - step) < NEAR * span.width]
+        highest = min([plot_px - LABEL_PX / 2, *(height - LABEL_PX for height in near)])
+        height = min(label["y"] * plot_px + label["yshift"], highest)
+        label["yshift"] = height - label["y"] * plot_px
+        above.append((label["x"], height))
 
 
 def _end(strand: RunCurve, drawn: Mapping[str, Any], floor: float) -> tuple[RunCurve, float, float] | None:

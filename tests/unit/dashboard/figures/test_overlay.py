@@ -46,6 +46,15 @@ def test_each_line_has_its_colour_its_dash_and_a_letter_that_none_covers(ends: l
         assert all(above - below > overlay.LABEL_PX - 1e-6 for below, above in itertools.pairwise(heights))
 
 
+def test_letters_stay_within_the_plot_where_all_lines_end_at_its_top() -> None:
+    strands = [strand(place, [1e-9, *[1e-3] * 5]) for place in range(5)]
+    figure = overlay.of_stat(strands, axes.Span(0, 5, ""), STATS["absmax"], None, [], "step")
+    heights = sorted(height for _, height in labels(figure))
+    layout = figure["layout"]
+    assert heights[-1] <= layout["height"] - layout["margin"]["t"] - layout["margin"]["b"] - overlay.LABEL_PX / 2
+    assert all(above - below > overlay.LABEL_PX - 1e-6 for below, above in itertools.pairwise(heights))
+
+
 def test_runs_lie_upon_each_other_from_their_origins_and_tell_their_own_numbers() -> None:
     figure = overlay.of_run_metric(
         [strand(0, [0.2, 0.21]), strand(1, [0.3, 0.31], 5000)], axes.Span(0, 1, ""), Unit(1e-3, "ms"), "", "steps since"
