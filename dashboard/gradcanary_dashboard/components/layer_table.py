@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dash import html
@@ -14,6 +15,7 @@ from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.names import Common
 
 _SUMMED = "The dtype that gradients are summed in: as somebody asked for, as the tensor has it, and as its values show"
 
@@ -42,9 +44,12 @@ def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, d
     return elements.card("layers", scrolled, below, title=title, aside=[tally, *more])
 
 
-def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, *, draws: bool = False) -> str:
-    """Return a row per layer as JSON; ``draws`` is that of the card."""
-    return table.written((_name(draws=draws), *COLUMNS), (_row(run, layer, layer is chosen, view) for layer in listed))
+def rows(
+    run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, common: Common, *, draws: bool = False
+) -> str:
+    """Return a row per layer as JSON; ``draws`` is that of the card, ``common`` what the names of the run share."""
+    made = (replace(_row(run, layer, view), is_chosen=layer is chosen, common=common) for layer in listed)
+    return table.written((_name(draws=draws), *COLUMNS), made)
 
 
 def frozen(text: str, names: Sequence[str]) -> list[Component]:
@@ -52,7 +57,15 @@ def frozen(text: str, names: Sequence[str]) -> list[Component]:
     if not names:
         return []
     said, _, rest = text.partition(": ")
-    return [html.Details([html.Summary(said), html.P(rest), html.Ul([html.Li(html.Code(name)) for name in names])])]
+    return [
+        html.Details(
+            [
+                html.Summary(said),
+                html.P(rest),
+                html.Ul([html.Li(html.Code(elements.parameter(name))) for name in names]),
+            ]
+        )
+    ]
 
 
 def tally(everything: int, shown: int, ranked: str = "worst") -> str:
@@ -66,9 +79,9 @@ def _name(*, draws: bool) -> Column:
     return Column("Parameter", "button link" if draws else "link")
 
 
-def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> table.Row:
+def _row(run: str, layer: Layer, view: View) -> table.Row:
     texts = layers.row(layer)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
     cells = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule]
     href = layer_url(run, layer["name"], layer["layer"], view)
-    return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}", is_chosen=is_chosen)
+    return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}")

@@ -13,6 +13,7 @@ from gradcanary_dashboard.address.run import View, layer_url
 from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.names import Common
 
 COLUMNS = (
     Column("Parameter", "link"),
@@ -141,4 +142,5 @@ def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> 
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])
     cells = [numbers.integer(member["since_step"]), until, *values, evidence, rank]
-    return table.Row(member["name"], cells, href=href, tone="firing" if is_firing else "")
+    tone = "firing" if is_firing else ""
+    return table.Row(member["name"], cells, href=href, tone=tone, common=Common(**incident["names"]))

@@ -85,7 +85,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
     mine = {incident["id"] for incident in data.incidents}
     events = Events.of(data.run, [mark for mark in absmax["marks"] if mark["incident"] in mine])
     siblings = layers.siblings(data.layers, layer)
-    listed = layers.around(siblings, layer)
+    listed, common = layers.around(siblings, layer), layers.common(data.layers)
     figures: dict[str, Any] = {}
     for name, stat in STATS.items():
         figures |= _stat(data, stat, span, events)
@@ -101,9 +101,9 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         ),
         "layer-reset": not view.is_zoomed,
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),
-        "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"])),
+        "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"], common)),
         "layer-incidents-tally": incident_card.tally(data.incidents),
-        "siblings": layer_table.rows(run, listed, layer, view),
+        "siblings": layer_table.rows(run, listed, layer, view, common),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",
         "layer-notes": notes.cards({**data.run, "facts": _facts(data)}),
         **figures,
@@ -113,7 +113,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
 def _crumbs(run: str, layer: str, view: View) -> html.Nav:
     """Return the breadcrumbs; the run's link keeps the steps and draws this layer's trend."""
     back = run_url(run, replace(view.steps(), layer=layer))
-    return elements.crumbs([("Runs", "/"), (run, back)], layer)
+    return elements.crumbs([("Runs", "/"), (run, back)], elements.parameter(layer))
 
 
 def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[str, Any]:

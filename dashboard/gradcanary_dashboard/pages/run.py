@@ -34,6 +34,7 @@ from gradcanary_dashboard.components import (
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.names import Common
 
 IDLE = "Point at a cell for its value, click it for the parameter's curve, twice for its page."
 """What stands below the heatmap while no pointer is on it."""
@@ -106,7 +107,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
     events = Events.of(data.run, data.heatmap["marks"])
     drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events, data.layers)
     listed, sums = _matching(data, view), accumulators.groups(data.layers)
-    rows = layers.worst_first(listed)[: layers.MAX_ROWS]
+    rows, common = layers.worst_first(listed)[: layers.MAX_ROWS], layers.common(data.layers)
     return {
         "verdict": _verdict(data),
         "tiles": static.encode(_tiles(data)),
@@ -125,18 +126,18 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "layers-csv": share_bar.csv_url(run, view, "layers"),
         "accumulators": static.encode(
             [
-                *accumulators.card(sums, data.run["framework"], view.rows, has_ended=has_ended),
+                *accumulators.card(sums, data.run["framework"], view.rows, common, has_ended=has_ended),
                 *accumulators.facts(data.run),
             ]
         ),
         "accumulators-tally": accumulators.tally(sums),
-        "incidents": static.encode(incident_card.panel(data.incidents, view)),
+        "incidents": static.encode(incident_card.panel(data.incidents, view, common=common)),
         "incident-tally": incident_card.tally(data.incidents),
         "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
-        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view, common, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
-        **_trend(data, view, span, events),
+        **_trend(data, view, span, events, common),
     }
 
 
@@ -173,7 +174,7 @@ def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
     }
 
 
-def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
+def _trend(data: RunData, view: View, span: axes.Span, events: Events, common: Common) -> dict[str, Any]:
     if data.layer is None or data.series is None:
         return {
             "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No parameter{numbers.yet([data.run['state']])}."),
@@ -195,13 +196,15 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
     )
     return {
         "trend": drawn,
-        "trend-title": static.encode(dcc.Link(name, href=href, className="layer")),
+        "trend-title": static.encode(elements.parameter_link(name, href, common)),
         "trend-note": f"{stat.title.lower()}{measured}: mean in its min to max",
         "trend-csv": share_bar.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
         "chosen": static.encode(
             [
                 html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **elements.attributes(aria_hidden="true")),
-                dcc.Link(f"{name}: all its stats", href=href, className="layer"),
+                dcc.Link(
+                    [*elements.parameter(name, common), ": all its stats"], href=href, className="layer", title=name
+                ),
             ]
         ),
     }

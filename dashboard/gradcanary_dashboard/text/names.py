@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
+
+from gradcanary import wording
+
+_PIECE = re.compile(r"[^.]{0,32}\.|[^.]{1,32}\Z|[^.]{0,31}_|[^.]{1,32}")
+"""A part of a name with its dot; of a part that is too long for a narrow column, what ends behind an underscore."""
 
 
 @dataclass(frozen=True)
@@ -16,21 +21,8 @@ class Common:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Common:
-        """Return what the names of all parameters of a model share.
-
-        Of each name at least one part is left. No short name begins or ends with a number: ``blocks.0``, not ``0``.
-        """
-        parts = [name.split(".") for name in set(names)]
-        if len(parts) < 2:
-            return cls()
-        backwards = [each[::-1] for each in parts]
-        last = _shared(backwards)
-        first = min(_shared(parts), min(map(len, parts)) - 1 - last)
-        named = parts[0]
-        return cls(
-            prefix="".join(f"{part}." for part in named[:first] if first > 0),
-            suffix="".join(f".{part}" for part in named[len(named) - last :]),
-        )
+        """Return what the names of all parameters of a model share."""
+        return cls(*wording.shared_ends(names))
 
     def short(self, name: str) -> str:
         """Return a name without what it shares with all others; a name of another model stays as it is."""
@@ -38,12 +30,11 @@ class Common:
             return name
         return name[len(self.prefix) : len(name) - len(self.suffix)] or name
 
+    def split(self, name: str) -> tuple[str, list[str], str]:
+        """Return a name as its shared beginning, the pieces after which a line may end, and the shared end."""
+        short = self.short(name)
+        shared = ("", "") if short == name else (self.prefix, self.suffix)
+        return shared[0], _PIECE.findall(short), shared[1]
 
-def _shared(names: Sequence[Sequence[str]]) -> int:
-    """Return the number of parts that all names begin with; the next part is in none of them a number."""
-    least, most = min(names), max(names)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False)))
-    shared = min(shared, min(map(len, names)) - 1)
-    while shared and any(each[shared].isdecimal() for each in names):
-        shared -= 1
-    return shared
+
+NOTHING_COMMON = Common()

@@ -13,6 +13,7 @@ from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, ca
 from typing_extensions import TypedDict
 
 from gradcanary.remedies import Fix
+from gradcanary.wording import shared_ends
 from gradcanary_server.api.charts import block_name
 from gradcanary_server.api.endpoints import DeliveryBase, DeliveryState, deliveries_to_json
 from gradcanary_server.api.http import Json, JsonRoute, author_name, etag_response, json_response, select_keys
@@ -20,7 +21,7 @@ from gradcanary_server.api.models import Count, RunState
 from gradcanary_server.api.services import Services, ServicesDep
 from gradcanary_server.clock import Moment, timestamp
 from gradcanary_server.errors import RequestError, invalid
-from gradcanary_server.incidents import liveness, service, silences
+from gradcanary_server.incidents import liveness, repository, service, silences
 from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
 from gradcanary_server.incidents.explanation import Explanation
@@ -159,8 +160,17 @@ class IncidentShape(IncidentSummary):
     deliveries: list[IncidentDelivery]
 
 
+class SharedEnds(TypedDict):
+    """What the names of all layers of a run begin and end with, in whole parts; pages leave it out."""
+
+    prefix: str
+    suffix: str
+
+
 class IncidentAmongOthers(IncidentShape):
     """An incident with those before and after it: of its run, beyond them those of the run before and after."""
+
+    names: SharedEnds
 
     previous: int | None
     next: int | None
@@ -389,7 +399,8 @@ def _to_json(connection: Connection, number: int, services: Services) -> Json:
     """Return an incident with its layers, deliveries and neighbours."""
     run_id, now = _run_of(connection, number), Momentary.read(connection, [number], services)
     [told] = summaries(connection, [number], services.settings.public_url, now, 1)
-    return {**told, **_neighbours(connection, run_id, number)}
+    prefix, suffix = shared_ends(repository.layer_names(connection, run_id).values())
+    return {**told, "names": {"prefix": prefix, "suffix": suffix}, **_neighbours(connection, run_id, number)}
 
 
 def _members(detail: IncidentDetail) -> list[Json]:

@@ -35,6 +35,16 @@ def test_what_all_names_share_is_left_out(names: list[str], short: list[str]) ->
     assert [common.short(name) for name in names] == short
 
 
+def test_a_line_ends_behind_a_dot_and_within_a_part_that_is_too_long() -> None:
+    long = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    names = ["model.a.b.weight", f"model.{long}.weight"]
+    common = Common.of(names)
+    assert common.split(names[0]) == ("model.", ["a.", "b"], ".weight")
+    assert common.split(names[1])[1] == ["lora_unet_down_blocks_0_", "attentions_0_transformer_blocks_", "0_attn1_to_q"]
+    assert common.split("0.weight") == ("", ["0.", "weight"], "")
+    assert Common().split("x" * 40) == ("", ["x" * 32, "x" * 8], "")
+
+
 def test_a_name_of_another_model_stays() -> None:
     common = Common.of(["model.a.weight", "model.b.weight"])
     assert [common.short(name) for name in ("(whole run)", "model.c.bias", "model.weight")] == [
@@ -52,4 +62,5 @@ def test_short_names_are_unique_parts_of_the_names(names: list[str]) -> None:
     assert len(set(short)) == len(set(names))
     for name, left in zip(names, short, strict=True):
         assert f".{left}." in f".{name}."
-        assert name in (left, f"{common.prefix}{left}{common.suffix}")
+        before, pieces, after = common.split(name)
+        assert ("".join(pieces), "".join([before, *pieces, after])) == (left, name)
