@@ -14,6 +14,7 @@ from gradcanary import remedies, wire
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
 from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
 
 LOW = ("bfloat16", "float16")
@@ -136,8 +137,8 @@ def _worst(layers: Sequence[Layer], stat: str, which: Any) -> float | None:  # n
 
 def _group(group: Group, rows: str | None, common: Common) -> html.Section:
     named = {"declared": group.declared, "stored": group.stored, "effective": group.effective, "weights": group.weights}
-    dtypes = [html.Div([html.Dt(name), html.Dd(dtype or numbers.NOTHING)]) for name, dtype in named.items()]
-    k = html.Div([html.Dt("K"), html.Dd(numbers.integer(group.k))])
+    dtypes = [html.Div([_term(name), html.Dd(dtype or numbers.NOTHING)]) for name, dtype in named.items()]
+    k = html.Div([_term("K"), html.Dd(numbers.integer(group.k))])
     measured = any(value is not None for kind in group.kinds for value in (kind.error, kind.norm_ratio, kind.frozen))
     columns = COLUMNS if measured else ()
     shown, more = group.kinds[:SHOWN_KINDS], group.kinds[SHOWN_KINDS:]
@@ -169,8 +170,15 @@ def _group(group: Group, rows: str | None, common: Common) -> html.Section:
     )
 
 
+def _term(word: str) -> html.Dt:
+    return html.Dt(elements.explained(word, explain(word)))
+
+
 def _grid(kinds: Sequence[Kind], columns: Sequence[tuple[str, str]], rows: str | None, common: Common) -> html.Table:
-    heads = [html.Th("parameters", scope="col"), *(html.Th(name, scope="col", title=words) for name, words in columns)]
+    heads = [
+        html.Th("parameters", scope="col"),
+        *(html.Th(elements.explained(name, meaning), scope="col") for name, meaning in columns),
+    ]
     lines = [
         html.Tr(
             [_name(kind, rows, common), *_cells(kind)[: len(columns)]], **elements.attributes(data_key=kind.pattern)

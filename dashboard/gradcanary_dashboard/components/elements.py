@@ -96,6 +96,11 @@ def _breakable(text: str) -> Children:
     return [first, *(part for piece in others for part in (html.Wbr(), piece))]
 
 
+def explained(shown: Children, explanation: str) -> html.Span:
+    """Return a word that is explained on hover, and below it while it has the focus: by key, or by a finger."""
+    return html.Span(shown, title=explanation, tabIndex="0", className="explained")
+
+
 def parameter(name: str, common: Common = NOTHING_COMMON) -> list[str | Component]:
     """Return the name of a parameter, whose lines end behind dots; what all share is copied and read out, not seen."""
     before, pieces, after = common.split(name)
@@ -131,7 +136,7 @@ def verdict(said: Verdict) -> html.H1:
     return html.H1([badge(said.tone, said.tone), words], className=f"verdict tone-{said.tone}")
 
 
-def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:
+def tile(name: Children, value: str, below: Children, bad: bool = False) -> html.Div:
     """Return a number with its name above and what it means below."""
     return html.Div(
         [

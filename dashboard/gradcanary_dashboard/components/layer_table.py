@@ -15,22 +15,23 @@ from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
 from gradcanary_dashboard.text.names import Common
 
-_SUMMED = "The dtype that gradients are summed in: as somebody asked for, as the tensor has it, and as its values show"
-
 COLUMNS = (
-    Column("absmax", "number absmax"),
+    Column("absmax", "number absmax", explain("absmax")),
     Column("norm", "number norm"),
     Column("state", "state"),
-    Column("decl. / stored / eff.", "accumulator", _SUMMED),
-    Column("K", "number k", "Micro-steps that were summed up"),
-    Column("rules", "rule"),
+    Column("decl. / stored / eff.", "accumulator", explain("declared", "stored", "effective")),
+    Column("K", "number k", explain("K")),
+    Column("rules", "rule", explain("firing", "low")),
 )
 """Those after the name."""
 
 
-def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
+def card(
+    slot: str, contents: Mapping[str, Any], title: elements.Children, *more: Component, draws: bool = False
+) -> html.Section:
     """Return the card; a refresh fills ``slot``, by the attribute ``static.TREES``, ``slot-tally``, ``slot-frozen``.
 
     ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
@@ -82,6 +83,8 @@ def _name(*, draws: bool) -> Column:
 def _row(run: str, layer: Layer, view: View) -> table.Row:
     texts = layers.row(layer)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
-    cells = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule]
+    state = next((word for word in ("firing", "low") if rule.endswith(word)), None)
+    told = rule if state is None else {"text": rule, "title": explain(state)}
+    cells: list[table.Cell] = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), told]
     href = layer_url(run, layer["name"], layer["layer"], view)
     return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}")

@@ -23,7 +23,9 @@ Name: TypeAlias = Literal["link", "button", "button link"]
 """A name leads to the layer's page, draws the layer on this page, or stands beside a button that does."""
 
 Cell: TypeAlias = "str | Mapping[str, Any]"
-"""A text, or ``{"text": or "parts":, "mark":}``: parts are as in ``components.static``, ``mark`` is a further class."""
+"""A text, or ``{"text": or "parts":, "mark":, "title":}``: parts are as in ``components.static``, ``mark`` is a further
+class, ``title`` is shown on hover.
+"""
 
 _ICON = ["span", {"class": "icon icon-trend", "aria-hidden": "true"}]
 
@@ -75,7 +77,8 @@ def heads(columns: Sequence[Column]) -> html.Tr:
 def head(column: Column, button: html.Button | None = None, order: str | None = None) -> html.Th:
     """Return the head of a column, with the button that sorts by it and the ``order`` that it has."""
     held = {} if order is None else elements.attributes(aria_sort=order)
-    return html.Th(button or column.head, scope="col", role="columnheader", title=column.title, **held)
+    words = elements.explained(column.head, column.title) if column.title else column.head
+    return html.Th(button or words, scope="col", role="columnheader", **held)
 
 
 def written(columns: Sequence[Column], rows: Iterable[Row]) -> str:
@@ -105,6 +108,8 @@ def _cell(column: Column, cell: Cell) -> list[Any]:
         "role": "cell",
         "data-name": column.head,
     }
+    if "title" in given:
+        held["title"] = given["title"]
     return ["td", held, *given.get("parts", (given.get("text"),))]
 
 

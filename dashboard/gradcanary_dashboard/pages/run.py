@@ -34,6 +34,7 @@ from gradcanary_dashboard.components import (
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
 from gradcanary_dashboard.text.names import Common
 
 IDLE = "Point at a cell for its value, click it for the parameter's curve, twice for its page."
@@ -296,9 +297,10 @@ def _below_layers(data: RunData) -> list[html.Span]:
     """Return how many layers are low, how many parameters are frozen, and how many layers were frozen later."""
     frozen, _ = layers.frozen(data.run, data.layers)
     later = sum(layer["state"] == "not_trainable" for layer in data.layers)
-    said = [numbers.low(data.run["below_threshold"]), frozen.partition(":")[0]]
-    said += [f"{numbers.plural(later, 'parameter')} not trainable"] if later else []
-    return [html.Span(words) for words in said if words]
+    low = numbers.low(data.run["below_threshold"])
+    said = [frozen.partition(":")[0], f"{numbers.plural(later, 'parameter')} not trainable" if later else ""]
+    shown = [elements.explained(low, explain("low"))] if low else []
+    return [*shown, *(html.Span(words) for words in said if words)]
 
 
 def _way_to_sums() -> html.A:
