@@ -199,4 +199,5 @@ def full(**changes: Any) -> dict[str, Any]:
         "more": "Partners share a factor.\nprint(1)",
     }
     more = {"layers": [member(0), member(1)], "deliveries": [delivery(1)], "likely_cause": cause, "fix": fix}
+    more["names"] = {"prefix": "", "suffix": ""}
     return incident(**{**more, "explanation": parts, "opened_step": 359, "since_step": 340, **changes})

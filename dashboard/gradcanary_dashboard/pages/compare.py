@@ -131,7 +131,8 @@ def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
                 html.Span(f": all stats of this parameter in {run.name}", className="unseen"),
             ]
             links.append(dcc.Link(words, href=layer_url(run.name, data.layer, number, view)))
-    return [html.Span(data.layer, className="layer"), html.Span(["all its stats in ", *links], className="ways-on")]
+    named = html.Span(elements.parameter(data.layer, data.names), className="layer", title=data.layer)
+    return [named, html.Span(["all its stats in ", *links], className="ways-on")]
 
 
 def _legend(data: CompareData) -> list[Any]:
