@@ -17,7 +17,7 @@ from gradcanary_server.clock import Moment, timestamp
 from gradcanary_server.incidents import explanation
 from gradcanary_server.incidents.detail import IncidentDetail
 from gradcanary_server.incidents.explanation import Explanation
-from gradcanary_server.incidents.lifecycle import RANKS, Member, State
+from gradcanary_server.incidents.lifecycle import State, worst_members
 from gradcanary_server.incidents.name_patterns import ANY, compress_names
 from gradcanary_server.notify.planner import Kind
 from gradcanary_server.rules.config import NAMES
@@ -210,7 +210,6 @@ def _parts(parts: Explanation) -> Parts:
 
 
 def _worst(detail: IncidentDetail) -> list[Worst]:
-    named = [(number, member) for number, member in detail.members.items() if number is not None]
     return [
         {
             "name": truncate_bytes(_name(detail, number), MAX_NAME_BYTES),
@@ -218,13 +217,8 @@ def _worst(detail: IncidentDetail) -> list[Worst]:
             "value": member.value,
             "baseline": member.baseline,
         }
-        for number, member in sorted(named, key=lambda entry: _badness(entry[1]))[:MAX_WORST]
+        for number, member in worst_members(detail.members, detail.incident.rule)[:MAX_WORST]
     ]
-
-
-def _badness(member: Member) -> tuple[bool, int, float]:
-    """Return a sort key: firing first, then severity, then the smallest value."""
-    return member.until_step is not None, -RANKS[member.severity], 0.0 if member.value is None else member.value
 
 
 def _names(detail: IncidentDetail, members: bool) -> list[str]:
