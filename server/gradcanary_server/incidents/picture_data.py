@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from gradcanary.wording import count, number, percent
+from gradcanary_server.errors import unknown_incident
 from gradcanary_server.incidents import picture, repository
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
 from gradcanary_server.incidents.lifecycle import Member, worst_members
@@ -68,15 +69,18 @@ class PictureReader:
     measurements: Reader
     rules: Rules
 
-    def draw(self, incident_id: int) -> bytes | None:
-        """Return the picture of an incident as PNG, None if there is no such incident.
+    def draw(self, incident_id: int) -> bytes:
+        """Return the picture of an incident as PNG.
 
-        Raises RequestError as :func:`picture.draw`. The transaction only reads, and ends before the drawing begins.
+        Raises RequestError 404 for an unknown incident, and as :func:`picture.draw`. The transaction only reads, and
+        ends before the drawing begins.
         """
         with self.database.read() as connection:
             details = load_details(connection, [incident_id], is_brief=True)
-            shown = [_Samples(connection, self.measurements, self.rules, detail).picture() for detail in details]
-        return picture.draw(shown[0]) if shown else None
+            if not details:
+                raise unknown_incident(incident_id)
+            shown = _Samples(connection, self.measurements, self.rules, details[0]).picture()
+        return picture.draw(shown)
 
 
 @dataclass(frozen=True)

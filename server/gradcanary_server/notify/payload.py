@@ -14,7 +14,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gradcanary_server.clock import Moment, timestamp
-from gradcanary_server.incidents import explanation
+from gradcanary_server.incidents import explanation, service
 from gradcanary_server.incidents.detail import IncidentDetail
 from gradcanary_server.incidents.explanation import Explanation
 from gradcanary_server.incidents.lifecycle import State, worst_members
@@ -67,7 +67,8 @@ class Covered(TypedDict):
 class IncidentData(TypedDict):
     """An incident as of this message; ``version`` counts the messages about it to this endpoint.
 
-    ``title`` is one line with severity, run and count. ``caused_by`` is the incident that explains this one.
+    ``title`` is one line with severity, run and count. ``caused_by`` is the incident that explains this one. The PNG at
+    ``picture_url`` needs a token with the scope read where the collector asks for tokens.
     """
 
     version: Annotated[int, Field(ge=1)]
@@ -90,6 +91,7 @@ class IncidentData(TypedDict):
     likely_cause: str
     fix: str
     url: str
+    picture_url: str
 
 
 class IncidentMessage(TypedDict):
@@ -129,7 +131,7 @@ MAX_PART_BYTES = 1_000
 MAX_TITLE_BYTES = 300
 
 
-def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, now: float) -> bytes:
+def build_payload(detail: IncidentDetail, kind: Kind, version: int, public_url: str, now: float) -> bytes:
     """Return the body of all attempts at a message; ``version`` counts the endpoint's messages from 1."""
     incident = detail.incident
     body: IncidentMessage = {
@@ -165,7 +167,8 @@ def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, no
                 " ".join((detail.cause.text, *_sentences(detail.cause.evidence))), MAX_TEXT_BYTES
             ),
             "fix": truncate_bytes(f"{detail.fix.text}\n{detail.fix.code}", MAX_TEXT_BYTES),
-            "url": url,
+            "url": service.incident_url(public_url, detail.run, detail.id),
+            "picture_url": f"{public_url}/api/v1/incidents/{detail.id}/picture.png",
         },
     }
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
