@@ -262,6 +262,7 @@ def draw(picture: Picture) -> bytes:
     """Return a picture as PNG of at most 60 kB; raises RequestError 501 without Pillow."""
     canvas = _Canvas.blank()
     _draw_head(canvas, picture)
+    _draw_steps(canvas, picture)
     free = _BOTTOM - _TOP - _TITLE_HEIGHT * max(len(picture.panels) - 1, 0)
     top = float(_TOP)
     for place, panel in enumerate(picture.panels):
@@ -271,7 +272,6 @@ def draw(picture: Picture) -> bytes:
         top = bottom + _TITLE_HEIGHT
     if picture.panels:
         _draw_sign(canvas, picture)
-        _draw_steps(canvas, picture)
         _draw_legend(canvas, picture)
     else:
         canvas.text((24, HEIGHT / 2), "No values of these steps are stored.", 14)
@@ -374,29 +374,30 @@ def _encode(image: Image.Image, severity: Severity) -> bytes:
     """Return the PNG with the most shades that fit."""
     from PIL import Image
 
+    pixels = np.asarray(image).astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
+    packed, places = np.unique(pixels, return_inverse=True)
+    colours = np.stack([packed >> 16, packed >> 8 & 0xFF, packed & 0xFF], axis=1).astype(np.float32)
     found = b""
     for shades in _SHADES:
+        palette = _palette(severity, shades)
+        nearest = np.square(colours[:, None] - palette).sum(axis=2).argmin(axis=1).astype(np.uint8)
+        indexed = Image.fromarray(nearest[places].reshape(HEIGHT, WIDTH))
+        indexed.putpalette(palette.astype(np.uint8).tobytes())
         stream = io.BytesIO()
-        image.quantize(palette=_palette(severity, shades), dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
+        indexed.save(stream, "PNG", optimize=True)
         found = stream.getvalue()
         if len(found) <= MAX_BYTES:
             break
     return found
 
 
-@functools.lru_cache(maxsize=len(TONES) * len(_SHADES))
-def _palette(severity: Severity, shades: int) -> Image.Image:
-    """Return an image whose palette has all colours, from opaque to paper and to the colour behind the curves."""
-    from PIL import Image, ImageColor
-
-    tone, soft = TONES[severity]
-    inks = [np.array(ImageColor.getrgb(name)) for name in (INK, DIM, GRID, tone, NONFINITE, *CURVES, *METRICS)]
-    papers = [np.array(ImageColor.getrgb(name)) for name in (PAPER, soft)]
-    shares = np.linspace(0, 1, shades)[1:-1, None]
-    mixed = [(1 - shares) * ink + shares * paper for ink, paper in itertools.product(inks, papers)]
-    image = Image.new("P", (1, 1))
-    image.putpalette(np.vstack([papers, inks, *mixed]).round().astype(np.uint8).tobytes())
-    return image
+def _palette(severity: Severity, shades: int) -> NDArray[np.float32]:
+    """Return all colours, each from opaque to paper and to the colour behind the curves."""
+    names = [PAPER, TONES[severity][1], INK, DIM, GRID, TONES[severity][0], NONFINITE, *CURVES, *METRICS]
+    pure = np.array([[int(name[at : at + 2], 16) for at in (1, 3, 5)] for name in names], np.float32)
+    shares = np.linspace(0, 1, shades, dtype=np.float32)[1:-1, None]
+    mixed = [(1 - shares) * ink + shares * paper for ink, paper in itertools.product(pure[2:], pure[:2])]
+    return np.vstack([pure, *mixed]).round()
 
 
 def _round_numbers(low: float, high: float, most: int) -> list[float]:

@@ -25,7 +25,7 @@ from gradcanary_server.tsdb.log import BatchLog
 from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.tsdb.tiles import TileStore
 from support.server.stores import SLOW, URL
-from support.server.transitions import fired, resolved
+from support.server.transitions import fired
 from support.waiting import eventually
 
 PATIENCE_S = 60.0
