@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy.ma  # noqa: F401 -- np.unique imports it at its first call: 20 ms in the middle of a first answer
 from fastapi import FastAPI
@@ -102,7 +103,7 @@ def _services(settings: Settings) -> Services:
     telemetry.SPACING.set_function(lambda: ingest.backpressure.interval_s())
     configured = configured_endpoints.read_configured(settings)
     measurements = Reader(log, tiles)
-    pictures = Pictures(PictureReader(database, measurements, in_force).draw)
+    draw = partial(PictureReader(database, measurements, in_force).draw, hides_silenced=True)
     loops: list[background.BackgroundLoop] = []
     return Services(
         settings=settings,
@@ -117,7 +118,7 @@ def _services(settings: Settings) -> Services:
         priority=IngestPriority(),
         gate=AccessControl(database, settings),
         configured=configured,
-        sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks), pictures),
+        sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks), Pictures(draw)),
         loops=loops,
         registry=operations.create_registry(database, in_force, loops),
     )

@@ -13,14 +13,14 @@ from sqlalchemy import Connection, select
 
 from gradcanary.wording import count, number, percent
 from gradcanary_server.errors import unknown_incident
-from gradcanary_server.incidents import picture, repository
+from gradcanary_server.incidents import picture, repository, silences
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
 from gradcanary_server.incidents.lifecycle import Member, worst_members
 from gradcanary_server.incidents.picture import Curve, Panel, Picture
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.transitions import STATS
 from gradcanary_server.storage.database import Database
-from gradcanary_server.storage.schema import metric
+from gradcanary_server.storage.schema import incident, metric
 from gradcanary_server.tsdb.query import StepRange, query, query_metrics
 from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.tsdb.rollup import MAXIMUM, MEAN, MINIMUM, NONFINITE
@@ -69,18 +69,25 @@ class PictureReader:
     measurements: Reader
     rules: Rules
 
-    def draw(self, incident_id: int) -> bytes:
-        """Return the picture of an incident as PNG.
+    def draw(self, incident_id: int, *, hides_silenced: bool = False) -> bytes:
+        """Return the picture of an incident as PNG, for a message without its silenced layers.
 
         Raises RequestError 404 for an unknown incident, and as :func:`picture.draw`. The transaction only reads, and
         ends before the drawing begins.
         """
         with self.database.read() as connection:
-            details = load_details(connection, [incident_id], is_brief=True)
+            hidden = self._silenced(connection, incident_id) if hides_silenced else frozenset()
+            details = load_details(connection, [incident_id], hidden, is_brief=True)
             if not details:
                 raise unknown_incident(incident_id)
             shown = _Samples(connection, self.measurements, self.rules, details[0]).picture()
         return picture.draw(shown)
+
+    def _silenced(self, connection: Connection, incident_id: int) -> frozenset[int | None]:
+        active = silences.active_silences(connection, self.database.now(connection))
+        rows = connection.execute(select(incident).where(incident.c.incident_id == incident_id)).mappings().all()
+        found = silences.silenced_members_by_incident(connection, rows, active).get(incident_id)
+        return frozenset() if found is None else found.covered
 
 
 @dataclass(frozen=True)
@@ -94,25 +101,25 @@ class _Samples:
 
     def picture(self) -> Picture:
         """Return what the picture shows, between the first and the last step with a sample."""
-        incident, members = self.detail.incident, self._members()
+        about, members = self.detail.incident, self._members()
         panels: list[Panel] = []
         found = -1
         for margin in MARGINS:
-            begin, end = max(incident.since_step - margin, 0), max(incident.since_step, incident.opened_step) + margin
+            begin, end = max(about.since_step - margin, 0), max(about.since_step, about.opened_step) + margin
             wider = self._panels(members, StepRange(begin, end, POINTS))
             samples = max((len(curve.steps) for panel in wider for curve in panel.curves), default=0)
             if samples > found:
                 panels, found = wider, samples
             if found >= ENOUGH:
                 break
-        steps = np.concatenate([[incident.since_step], *(curve.steps for panel in panels for curve in panel.curves)])
+        steps = np.concatenate([[about.since_step], *(curve.steps for panel in panels for curve in panel.curves)])
         return Picture(
             title=f"{self.detail.run}: {self.detail.headline}",
             subtitle=self._subtitle(),
-            severity=incident.severity,
+            severity=about.severity,
             first=int(steps.min()),
             last=int(steps.max()),
-            since=incident.since_step,
+            since=about.since_step,
             panels=panels,
             legend=self._legend(members),
             reference="level of similar parameters"
@@ -125,11 +132,11 @@ class _Samples:
         return worst_members(self.detail.members, self.detail.incident.rule)[:MOST_CURVES]
 
     def _subtitle(self) -> str:
-        incident = self.detail.incident
-        opened = datetime.fromtimestamp(incident.opened, tz=timezone.utc)
-        certain = "" if incident.opened_step == incident.since_step else f"certain at step {incident.opened_step:,} · "
-        over = "" if incident.state == "open" else f" · {incident.state}"
-        return f"{incident.severity} · {certain}opened {opened:%Y-%m-%d %H:%M} UTC{over}"
+        about = self.detail.incident
+        opened = datetime.fromtimestamp(about.opened, tz=timezone.utc)
+        certain = "" if about.opened_step == about.since_step else f"certain at step {about.opened_step:,} · "
+        over = "" if about.state == "open" else f" · {about.state}"
+        return f"{about.severity} · {certain}opened {opened:%Y-%m-%d %H:%M} UTC{over}"
 
     def _legend(self, members: Sequence[tuple[int, Member]]) -> str:
         ever = self.detail.incident.ever_firing
@@ -153,8 +160,8 @@ class _Samples:
 
     def _layers(self, members: Sequence[tuple[int, Member]], span: StepRange) -> Panel:
         """Return the stat that the rule judges, absmax where it has too few values: some stats are rarely measured."""
-        incident = self.detail.incident
-        for stat in dict.fromkeys((_STATS.get(incident.rule, _ABSMAX), _ABSMAX)):
+        about = self.detail.incident
+        for stat in dict.fromkeys((_STATS.get(about.rule, _ABSMAX), _ABSMAX)):
             curves = self._curves(stat, members, span)
             if max(len(curve.steps) for curve in curves) >= LEAST:
                 break
@@ -162,7 +169,7 @@ class _Samples:
             _TITLES[stat],
             curves,
             is_log=stat not in _FRACTIONS,
-            threshold=self.rules.collapse.enter if incident.rule == "collapse" else None,
+            threshold=self.rules.collapse.enter if about.rule == "collapse" else None,
             share=2.6 if any(len(curve.steps) for curve in curves) else 0.7,
         )
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gradcanary_server.errors import RequestError
-from gradcanary_server.incidents import picture, picture_data
+from gradcanary_server.incidents import picture, picture_data, silences
 from gradcanary_server.incidents.picture_data import PictureReader
+from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.rules.config import Rules
 from support.streams import Stream, collapsed, falling_loss, healthy
 
@@ -17,9 +18,9 @@ def shown(archive, monkeypatch):
     """Return a function that returns what the picture of an incident shows."""
     found = []
 
-    def draw(incident=1):
+    def draw(**options):
         monkeypatch.setattr(picture, "draw", lambda about: found.append(about) or b"")
-        PictureReader(archive.database, archive.archive, Rules()).draw(incident)
+        PictureReader(archive.database, archive.archive, Rules()).draw(1, **options)
         return found[-1]
 
     return draw
@@ -88,6 +89,17 @@ def test_a_gradient_that_is_gone_ends(archive, shown):
     [curve] = shown().panels[0].curves
     assert curve.steps.max() == 199
     assert shown().last > 220
+
+
+def test_a_message_shows_no_silenced_layer(archive, shown):
+    send(archive, collapsed(400, 12, range(1, 4), 250))
+    with archive.database.write() as connection:
+        now = archive.database.now(connection)
+        hidden = Silence(0, "*", None, r"blocks\.[12]\.", now, now + 60, "ada", "")
+        silences.create_silence(connection, hidden)
+    assert [curve.name for curve in shown(hides_silenced=True).panels[0].curves] == ["3"]
+    assert " 1 of 12 " in shown(hides_silenced=True).title
+    assert len(shown().panels[0].curves) == 3
 
 
 def test_an_unknown_incident_is_404(archive):
