@@ -171,7 +171,7 @@ def test_a_service_that_refuses_a_picture_gets_the_message_without_it_at_once(re
     notify(channel, picture=b"png")
     assert [len(each["attachments"]) for each in posted(receiver)] == [1, 0]
     assert apprise_channel.pictured_incident(channel, message()) is None, "the next one is text at once"
-    [line] = [record.message for record in caplog.records]
+    [line] = [record.message for record in caplog.records if record.name == apprise_channel.__name__]
     assert line.startswith("JSON takes no pictures, and gets none for a day")
     assert PASSWORD not in line
 

@@ -105,7 +105,7 @@ def test_a_picture_that_fails_is_logged_once_and_holds_nothing_back(store, recei
         raise RequestError(501, "no_pillow", "Pictures need the package Pillow.")
 
     receiver = receiver_factory()
-    store.record(fired(0), fired(1, rule="explosion", severity="critical"))
+    store.record(fired(0), fired(1, rule="accumulation_loss"))
     with told(store, draw, f"json://127.0.0.1:{receiver.port}/"):
         receiver.wait(2)
         eventually(lambda: len(store.rows(select(attempt))) == 2)
