@@ -33,7 +33,7 @@ def send(archive, absmax, **more):
 def test_the_worst_layers_around_a_collapse(archive, shown):
     send(archive, collapsed(400, 12, range(1, 8), 250), loss=falling_loss(400), lr=1e-3)
     about = shown()
-    assert about.title == "run: 7 of 12 layers collapsed at step 250".replace("layers", about.title.split()[4])
+    assert about.title == "run: 7 of 12 parameters collapsed at step 250"
     assert about.subtitle.startswith("critical · certain at step 269 · opened 20")
     assert (about.severity, about.since, about.first, about.last) == ("critical", 250, 150, 369)
     assert (about.legend, about.reference, about.corner) == ("5 worst of 7 parameters", "baseline", "gradcanary #1")
