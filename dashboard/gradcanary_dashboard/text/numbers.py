@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -66,6 +67,13 @@ def integer(number: float | None) -> str:
 scientific = lru_cache(maxsize=KEPT)(wording.number)
 percent = wording.percent
 plural = wording.count
+
+
+def setting(value: bool | float | str) -> str:
+    """Return a value as it was set: ``100,000``, ``0.9999999``, ``1e-8``."""
+    if isinstance(value, (bool, str)):
+        return str(value)
+    return re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{value:,.12g}")
 
 
 def seconds(number: float | None) -> str:
