@@ -71,11 +71,14 @@ MOST_HIGH = 1200
 COLOURS = 128
 
 FILM_SIZE = (1200, 760)
-FILM_EACH_MS = 700
-"""Between two pictures of the moving one, and how long each is shown."""
-FILM_LAST_MS = 4000
-FRAMES_BEFORE, FRAMES_AFTER = 12, 6
-"""Of the incident."""
+FILM_STEPS = 500
+"""Of the demo's 1,000: until the loss falls again."""
+FILM_EACH_MS = 300
+"""Between two pictures of the film; loading and drawing take as long again."""
+FRAMES_BEFORE, FRAMES_AFTER = 11, 8
+"""Frames before and after the incident opens, of all that were taken."""
+FRAME_MS, LAST_FRAME_MS = 700, 4000
+"""How long a frame is shown."""
 
 
 def main() -> None:
@@ -164,8 +167,9 @@ class Camera:
                 context.close()
 
     def film(self, collector: Collector, run: str) -> None:
-        """Write ``demo.webp``: the page of a run while it trains, until its incident is open."""
-        wait_for(lambda: any(each["run"] == run for each in collector.read("/runs")["runs"]), f"{run} did not begin")
+        """Write ``demo.webp``, the page of a run while it trains, and its last picture for who wants no motion."""
+        began = f"/runs?text={run}"
+        wait_for(lambda: [each for each in collector.read(began)["runs"] if each["step"]], f"{run} did not begin")
         width, height = FILM_SIZE
         context = self._browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
         page = context.new_page()
@@ -173,15 +177,15 @@ class Camera:
         plots.await_figures(page)
         before: list[bytes] = []
         after: list[bytes] = []
-        while len(after) < FRAMES_AFTER:
-            seen = collector.read(f"/runs/{run}")
-            if seen["state"] != "live":
-                raise trainings.TrainingError(f"{run} ended before its incident was filmed")
+        while (seen := collector.read(f"/runs/{run}"))["step"] < FILM_STEPS:
             (after if seen["open_incidents"] else before).append(page.screenshot())
             page.wait_for_timeout(FILM_EACH_MS)
         context.close()
-        chosen = {round(place * (len(before) - 1) / (FRAMES_BEFORE - 1)) for place in range(FRAMES_BEFORE)}
-        (self._folder / "demo.webp").write_bytes(moving([before[place] for place in sorted(chosen)] + after))
+        if not after:
+            raise trainings.TrainingError(f"{run} had no incident until step {FILM_STEPS}")
+        frames = [*thinned(before, FRAMES_BEFORE), *thinned(after, FRAMES_AFTER)]
+        (self._folder / "demo.webp").write_bytes(moving(frames))
+        (self._folder / "demo_light.png").write_bytes(small(frames[-1]))
 
     def _is_wanted(self, name: str, size: str, theme: str) -> bool:
         return not self.published or f"{size} {theme}" in PUBLISHED.get(name, [])
@@ -207,10 +211,16 @@ def small(picture: bytes) -> bytes:
     return made.getvalue()
 
 
+def thinned(frames: list[bytes], count: int) -> list[bytes]:
+    """Return at most so many frames, evenly spread, with the first and the last one."""
+    places = {round(place * (len(frames) - 1) / (count - 1)) for place in range(count)}
+    return [frames[place] for place in sorted(places)]
+
+
 def moving(pictures: list[bytes]) -> bytes:
     """Return pictures as an animated WebP that begins again after a rest on the last one."""
     images = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
-    durations = [FILM_EACH_MS] * (len(images) - 1) + [FILM_LAST_MS]
+    durations = [FRAME_MS] * (len(images) - 1) + [LAST_FRAME_MS]
     made = io.BytesIO()
     images[0].save(
         made, "WEBP", save_all=True, append_images=images[1:], duration=durations, loop=0, lossless=True, method=6
