@@ -127,7 +127,7 @@ def pages(collector: Collector) -> dict[str, str]:
     wait_for(lambda: collector.read(question)["incidents"][0]["last_deliveries"], f"no message of {RUN}")
     (incident,) = collector.read(question)["incidents"]
     named = {"run": RUN, "layer": incident["layers"][0]["name"], "incident": str(incident["id"]), "endpoint": "1"}
-    return addresses.of_each(named, {"compare": f"?run={PAIR[0]}&run={PAIR[1]}"})
+    return addresses.of_each(named, {"compare": f"?run={PAIR[0]}&run={PAIR[1]}&stat=norm"})
 
 
 def wait_for(condition: Callable[[], object], complaint: str) -> None:

@@ -24,7 +24,7 @@ from words.data import VOCABULARY, seeded, sentences
 
 FOLDER = Path(os.environ["CHECKPOINTS"])
 BASE = FOLDER / "base.pt"
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS = ["v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FAULTY = re.compile(r"layers\.[345]\..*lora_B")
 MICRO_STEPS = 2
 SAVE_EACH = 100
