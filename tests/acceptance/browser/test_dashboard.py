@@ -213,6 +213,18 @@ def test_dragging_zooms_all_figures_and_a_refresh_keeps_it(shared: Any, open_pag
     assert page.evaluate("document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range") == zoomed
 
 
+SEE_EXACT_TIMES = """() => {
+    window.exactTimes = [];
+    const look = () => {
+        const times = Array.from(document.querySelectorAll(".tiles time"), (time) => time.textContent);
+        window.exactTimes.push(...times.filter((text) => text.endsWith("Z")));
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+"""Look at each picture that the browser paints."""
+
+
 def test_each_new_step_shows(shared: Any, open_page: Callable[..., Page]) -> None:
     """How soon it shows is measured in tests/benchmarks/pages.py."""
     stream = scenes.quiet(steps=320, blocks=4)
@@ -220,9 +232,11 @@ def test_each_new_step_shows(shared: Any, open_page: Callable[..., Page]) -> Non
     page = open_run(open_page, shared.url, run="lora-live")
     step = page.locator(".tile .value").first
     expect(step).to_have_text("159")
+    page.evaluate(SEE_EXACT_TIMES)
     for seq, end in enumerate(range(180, 321, 20), start=4):
         session.post_batch(seq, stream.batch(end - 20, end)).raise_for_status()
         expect(step).to_have_text(str(end - 1))
+    assert page.evaluate("window.exactTimes") == []  # each in words from its first picture on
     live = picture(page)["heatmap"]  # of which only new columns came
     page.reload()
     page.wait_for_selector(IMAGE)
