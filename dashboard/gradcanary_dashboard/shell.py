@@ -11,11 +11,13 @@ from dash import Dash, dcc, html
 from gradcanary_dashboard.components import elements, incident_dialog
 from gradcanary_dashboard.web import assets
 
-# Set before the first paint, or a dark page would flash white. Without a choice the style sheet follows the system.
+# Set before the first paint, or a dark page would flash white and columns would vanish. Without a choice the style
+# sheet follows the system.
 _THEME = """<script>
 try {
   const theme = localStorage.getItem("gradcanary-theme");
   if (theme) document.documentElement.dataset.theme = theme;
+  document.documentElement.dataset.hides = localStorage.getItem("gradcanary-columns") || "";
 } catch (error) { /* forbidden */ }
 </script>"""
 
