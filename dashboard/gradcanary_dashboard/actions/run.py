@@ -15,12 +15,11 @@ from gradcanary_dashboard.address.runs import parse
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import forms
-from gradcanary_dashboard.pages import runs as runs_page
 from gradcanary_dashboard.pages.settings import run as run_settings_page
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.web.threads import Contents, changing
 
-PATH, CHOSEN = State("url", "pathname"), State(runs_page.CHOSEN, "data")
+PATH, CHOSEN = State("url", "pathname"), State("runs-chosen", "data")
 
 
 def register(app: Dash, collector: Collector) -> None:

@@ -28,9 +28,6 @@ SLOTS = {"runs": static.TREES, "runs-head": "className", "runs-csv": "href", "ru
 
 HIDDEN, SHOWN = "runs-head hidden", "runs-head"
 
-CHOSEN = "runs-chosen"
-"""The store with the names of the runs that are ticked: ``assets/js/runs.js`` writes it."""
-
 NEVER_FOLDED = ("live", "stale")
 """States of a run whose first step may still come."""
 
@@ -188,7 +185,7 @@ def _label(words: str) -> dict[str, Any]:
 
 
 def _bulk(contents: Mapping[str, Any]) -> html.Div:
-    """Return the bar, which the style sheet shows while a run is ticked."""
+    """Return the bar, which the style sheet shows while a run is ticked; ``assets/js/runs.js`` writes which."""
     most = "2 to 6 runs can be compared"
     compare = html.Button(
         [elements.icon("compare"), "Compare"], id="runs-compare", type="button", className="do", title=most
@@ -215,7 +212,7 @@ def _bulk(contents: Mapping[str, Any]) -> html.Div:
     leave = html.Button("Clear", id="runs-leave", type="button", className="do")
     count = html.B(id="runs-count", role="status")
     delete = forms.asking("Delete", question, really)
-    inside = [count, compare, archive, tag, delete, leave, dcc.Store(id=CHOSEN, data=[])]
+    inside = [count, compare, archive, tag, delete, leave, dcc.Store(id="runs-chosen", data=[])]
     return html.Div(inside, id="runs-bulk", className="bulk", role="group", **_label("With the runs that are ticked"))
 
 
