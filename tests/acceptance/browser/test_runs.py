@@ -9,6 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from support.browser import scenes
 from support.browser.looks import faults
+from support.streams import Session
 
 FELL, CALM = "lora-fell", ("calm-a", "calm-b", "calm-c")
 
@@ -19,8 +20,9 @@ def api(collector: Any) -> Iterator[httpx.Client]:
     scenes.send(collector.url, FELL, scenes.collapse(steps=240, blocks=7, at=150), ended=True)
     for run in CALM:
         scenes.send(collector.url, run, scenes.quiet(steps=40, blocks=1), ended=True)
-    empty = scenes.quiet(steps=4, blocks=1)
-    scenes.send(collector.url, "empty", empty, ended=True, missing=range(4))
+    empty = Session(collector.url, run="empty")
+    empty.put_hello(scenes.quiet(steps=4, blocks=1).hello()).raise_for_status()
+    empty.end().raise_for_status()
     with httpx.Client(base_url=f"{collector.url}/api/v1", trust_env=False) as client:
         yield client
 
