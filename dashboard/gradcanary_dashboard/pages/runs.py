@@ -331,7 +331,8 @@ def _worst(run: Mapping[str, Any], tone: str, text: str) -> list[Any]:
     """Return the worst incident, which leads to its page, with the button to acknowledge; else the verdict."""
     worst = run["worst_incident"]
     if worst is None:
-        return [html.Span(numbers.NOTHING if tone == "quiet" else text, className="dim", title=text)]
+        short = {"quiet": numbers.NOTHING, "information": "no optimizer step seen"}.get(tone, text)
+        return [html.Span(short, className="dim", title=text)]
     count = f"{numbers.integer(worst['firing'])} of {numbers.integer(worst['layers'])}"
     words = [elements.icon("check" if worst["acked"] else elements.ICONS[worst["severity"]])]
     words += [html.Span(worst["rule"].replace("_", " "))]
