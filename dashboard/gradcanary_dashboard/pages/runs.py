@@ -112,7 +112,7 @@ def fill(
     shown: list[Component] = [table]
     if not bodies:
         shown = [] if folded else [_nothing(listing)]
-    shown = [*unheard, *shown, *_folded(folded, enter, listing), *_pages(listing, answer["next"])]
+    shown = [*unheard, *shown, *_folded(folded, enter, listing, is_open=not bodies), *_pages(listing, answer["next"])]
     return {**contents, "runs-head": SHOWN, "runs": static.encode(shown)}
 
 
@@ -286,14 +286,14 @@ def _body(
     return html.Tbody([*title, *(_row(run, enter) for run in runs)], role="rowgroup", className=tone, **_keyed(heading))
 
 
-def _folded(runs: Sequence[Mapping[str, Any]], enter: float, listing: Listing) -> list[html.Details]:
-    """Return the runs without a step, closed."""
+def _folded(runs: Sequence[Mapping[str, Any]], enter: float, listing: Listing, *, is_open: bool) -> list[html.Details]:
+    """Return the runs without a step, closed unless there are no others."""
     if not runs:
         return []
     words = f"{numbers.plural(len(runs), 'run')} without a step"
     rows = html.Tbody([_row(run, enter) for run in runs], role="rowgroup")
     table = html.Table([_heads(listing, enter, is_seen=False), rows], className="runs", role="table", **_label(words))
-    return [html.Details([html.Summary(words), table], className="folded")]
+    return [html.Details([html.Summary(words), table], className="folded", open=is_open)]
 
 
 def _row(run: Mapping[str, Any], enter: float) -> html.Tr:

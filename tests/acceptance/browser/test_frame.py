@@ -47,7 +47,8 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     api.patch("/runs/run-06", json={"archived": True}).raise_for_status()
     page = open_page(collector.url)
     expect(names(page)).to_have_count(50, timeout=LONG_MS)
-    expect(names(page).first).to_have_text("run-07", timeout=LONG_MS)  # heard of last
+    expect(names(page).first).to_have_text("run-51", timeout=LONG_MS)  # seen last
+    expect(page.locator(".folded .of-name > a")).to_have_text(["run-07"])  # it ended without a step
     page.get_by_role("link", name="Next 50").click()
     expect(names(page)).to_have_text(["run-00"], timeout=LONG_MS)
     page.go_back()
@@ -80,7 +81,7 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     expect(names(page)).to_have_text(["run-06"], timeout=LONG_MS)
     expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "true")
     api.patch("/runs/run-07", json={"archived": True}).raise_for_status()
-    expect(names(page)).to_have_text(["run-07", "run-06"], timeout=LONG_MS)
+    expect(names(page)).to_have_text(["run-06", "run-07"], timeout=LONG_MS)
     page.get_by_label("Pages").get_by_role("link", name="Runs").click()
     expect(names(page)).to_have_count(50, timeout=LONG_MS)
     expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "false")

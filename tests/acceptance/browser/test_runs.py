@@ -51,9 +51,10 @@ def test_a_run_that_failed_stays_on_top_until_it_is_acknowledged(
     expect(row(page, "empty")).to_be_hidden()
     empty.click()
     expect(row(page, "empty")).to_be_visible()
-    page.get_by_role("columnheader", name="Run", exact=True).get_by_role("link").click()
+    head = page.get_by_role("table", name="Runs").get_by_role("columnheader", name="Run", exact=True)
+    head.get_by_role("link").click()
     expect(names(page, "#runs > .runs > tbody:not(.attention)")).to_have_text([*CALM[::-1]])
-    expect(page.get_by_role("columnheader", name="Run", exact=True)).to_have_attribute("aria-sort", "descending")
+    expect(head).to_have_attribute("aria-sort", "descending")
     expect(names(page, ".attention")).to_have_text([FELL])
     expect(row(page, "empty")).to_be_visible()  # what is open stays open
 
@@ -110,7 +111,9 @@ def test_many_runs_are_tagged_compared_archived_and_deleted(
 
     bar.get_by_role("button", name="Compare").click()
     expect(page).to_have_url(f"{collector.url}/compare?run={CALM[1]}&run={CALM[0]}")
+    expect(page.get_by_role("table", name="The runs")).to_be_visible()
     page.go_back()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
     choose(page, *CALM[:2])
     bar.get_by_role("button", name="Archive").click()
     expect(answer).to_have_text("2 runs put into the archive.")
