@@ -398,7 +398,9 @@ def _keyed(thing: object) -> dict[str, Any]:
 
 
 def _nothing(listing: Listing) -> html.P:
-    """Return the reason why no run is listed, and a link to all runs."""
+    """Return the reason why no run is listed, and a link to other runs."""
+    if listing.needs_attention:
+        return html.P(["No run needs attention. ", dcc.Link("See all runs", href="/")], className="dim")
     which = " that is not in the archive" if not listing.is_archived else " in the archive"
     why: list[Any] = [f"There is no {listing.state or ''} run".replace("  ", " "), which]
     if listing.text:

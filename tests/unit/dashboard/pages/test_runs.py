@@ -29,6 +29,7 @@ def test_the_filter_says_when_nothing_matches() -> None:
     assert "There is no live run" in said
     assert '"<img src=x>"' in said
     assert '"/?text=%3Cimg+src%3Dx%3E&state=live&archived=1"' in said
+    assert "No run needs attention" in shown(listing=Listing(needs_attention=True))
 
 
 def test_a_row_leads_to_its_run_and_to_the_worst_incident() -> None:
