@@ -95,13 +95,18 @@ def run(**changes: Any) -> dict[str, Any]:
     return {
         "run": "run",
         "state": "live",
+        "created": "2026-11-20T08:00:00Z",
+        "host": "gpu-7",
         "step": 99,
         "last_step_at": "2026-11-20T09:59:58Z",
         "last_seen": "2026-11-20T10:00:00Z",
+        "loss": {"name": "loss", "tags": {}, "last": 0.125},
         "layers": 2,
         "firing": {},
         "below_threshold": 0,
         "worst": None,
+        "worst_incident": None,
+        "unacked": [],
         "accumulators": {"bfloat16": 2},
         "open_incidents": [],
         "headline": "",
@@ -119,6 +124,10 @@ def run(**changes: Any) -> dict[str, Any]:
         "metrics": [],
         **changes,
     }
+
+
+def run_list(*runs: dict[str, Any], following: str | None = None) -> dict[str, Any]:
+    return {"runs": list(runs), "next": following, "threshold": {"enter": 1e-4}}
 
 
 def incident(number: int = 31, **changes: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gradcanary_dashboard.collector import endpoints as failing_endpoints
 from gradcanary_dashboard.collector import incidents as incident_data
 from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
-from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.client import Answer, Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.pages import compare as compare_page
@@ -93,20 +93,28 @@ def is_page(pathname: str) -> bool:
     return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
 
 
+def _run_lists(collector: Collector, chosen: runs_address.Listing) -> tuple[Answer, Answer | None]:
+    """Return a page of runs, and those that need attention where they have a section of their own."""
+    section, others = chosen.sections()
+    return collector.runs(**others), None if section is None else collector.runs(**section)
+
+
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
     """Return the version of the list of runs."""
-    listed = collector.runs(**runs_address.parse(search).question())
-    parts = listed.version, incident_data.worst(collector, state="open").version, failing_endpoints.version(collector)
-    return " ".join(parts)
+    listed, attention = _run_lists(collector, runs_address.parse(search))
+    section = "" if attention is None else attention.version
+    return f"{listed.version} {section} {failing_endpoints.version(collector)}"
 
 
 def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
     chosen = runs_address.parse(search)
-    listed, opened = collector.runs(**chosen.question()).body, incident_data.worst(collector, state="open").body
-    found, unheard, first = listed["runs"], failing_endpoints.load(collector), None
-    if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
+    listed, attention = _run_lists(collector, chosen)
+    section = None if attention is None else attention.body
+    unheard, first = failing_endpoints.load(collector), None
+    is_empty = not listed.body["runs"] and not (section and section["runs"])
+    if is_empty and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
         first = first_start.page(collector.public_url, asks_token=collector.as_reader)
-    return runs_page.fill(found, opened, chosen, unheard, following=listed["next"], first=first)
+    return runs_page.fill(listed.body, section, chosen, unheard, first=first)
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:

@@ -77,9 +77,12 @@ def setting(value: bool | float | str) -> str:
 
 
 def seconds(number: float | None) -> str:
-    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, None as a dash."""
+    """Return ``163 ms``, ``2.04 s``, ``3 min 20 s`` or ``3 h 20 min``, None as a dash."""
     if number is None:
         return NOTHING
+    if number >= 7170:
+        hours, minutes = divmod(round(number / 60), 60)
+        return f"{hours:,} h {minutes} min"
     if number >= 119.5:
         minutes, rest = divmod(round(number), 60)
         return f"{minutes:,} min {rest} s"
