@@ -437,6 +437,11 @@ def _axis(run: Record, buckets: BucketGrid, times: NDArray[np.float64]) -> Json:
     return {
         "revision": run.revision,
         "bucket_steps": buckets.width,
+        "spans": [
+            {"step": span.first, "bucket_steps": span.width, "every": span.every}
+            for span in buckets.spans
+            if span.count
+        ],
         "steps": encode_array(buckets.steps()),
         "times": encode_array(times),
     }

@@ -217,12 +217,24 @@ class MetricSeries(Envelope):
     tags: dict[str, str]
 
 
+class BucketSpan(TypedDict):
+    """Buckets of one width from a step on, as far as the next span, and the interval of their samples."""
+
+    step: Step
+    bucket_steps: Annotated[int, Field(ge=1)]
+    every: Annotated[int, Field(ge=1)]
+
+
 class Buckets(TypedDict):
-    """Steps in buckets: the first step of each, and its time in unix seconds (NaN: no samples)."""
+    """Steps in buckets: the first step of each, and its time in unix seconds (NaN: no samples).
+
+    ``bucket_steps`` is the width of the narrowest ones.
+    """
 
     run: str
     revision: Count
     bucket_steps: Annotated[int, Field(ge=1)]
+    spans: list[BucketSpan]
     steps: Array
     times: Array
 

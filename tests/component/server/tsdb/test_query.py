@@ -35,21 +35,32 @@ def store(tmp_path_factory):
 launches = stories.launches(20, (1, 10))
 
 
+def widths_of(answer):
+    """Return the width of each bucket: that of its span, as far as the next one."""
+    starts, spans = decoded(answer["steps"]), answer["spans"]
+    assert answer["bucket_steps"] == min(span["bucket_steps"] for span in spans)
+    of_span = np.array([span["bucket_steps"] for span in spans])
+    numbers = np.searchsorted([span["step"] for span in spans], starts, side="right") - 1
+    assert (starts % of_span[numbers] == 0).all()
+    ends = np.append([span["step"] for span in spans[1:]], np.inf)[numbers]
+    return np.minimum(of_span[numbers], ends - starts)
+
+
 @quick
 @given(launches, st.sampled_from([4, 30]), st.sampled_from([1, 2, 7, 50, 1000]))
 def test_every_bucket_equals_a_plain_reading(store, story, cut, points):
     stories.send(store, story, cut)
     samples = stories.counted(story)
     answer = json.loads(store.pictures(points))["absmax"]
-    starts, width = decoded(answer["steps"]), answer["bucket_steps"]
-    rough = 0 if width % rollup.FACTOR else ROUGH
+    starts, widths = decoded(answer["steps"]), widths_of(answer)
     assert len(starts) <= points
-    assert starts[0] <= min(samples) < starts[0] + width
-    assert starts[-1] <= max(samples) < starts[-1] + width
-    assert (starts % width == 0).all()
+    assert starts[0] <= min(samples) < starts[0] + widths[0]
+    assert starts[-1] <= max(samples) < starts[-1] + widths[-1]
+    assert (np.diff(starts) >= widths[:-1]).all()
     for layer, series in enumerate(answer["series"]):
         line = {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
-        for bucket, start in enumerate(starts):
+        for bucket, (start, width) in enumerate(zip(starts, widths, strict=True)):
+            rough = 0 if width % rollup.FACTOR else ROUGH
             stories.assert_counted(line, bucket, samples, width, start, layer, rough)
 
 
