@@ -434,14 +434,11 @@ def _worst_states(state: RuleState, rows: Sequence[Record]) -> list[int]:
 
 
 def _axis(run: Record, buckets: BucketGrid, times: NDArray[np.float64]) -> Json:
+    spans = [{"step": span.first, "bucket_steps": span.width, "every": span.every} for span in buckets.spans]
     return {
         "revision": run.revision,
         "bucket_steps": buckets.width,
-        "spans": [
-            {"step": span.first, "bucket_steps": span.width, "every": span.every}
-            for span in buckets.spans
-            if span.count
-        ],
+        "spans": spans if len(spans) > 1 else [],
         "steps": encode_array(buckets.steps()),
         "times": encode_array(times),
     }

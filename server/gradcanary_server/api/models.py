@@ -228,7 +228,7 @@ class BucketSpan(TypedDict):
 class Buckets(TypedDict):
     """Steps in buckets: the first step of each, and its time in unix seconds (NaN: no samples).
 
-    ``bucket_steps`` is the width of the narrowest ones.
+    ``bucket_steps`` is the width of the narrowest ones; without ``spans`` all have it.
     """
 
     run: str

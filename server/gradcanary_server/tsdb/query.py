@@ -285,7 +285,7 @@ def _stretches(parts: Sequence[tuple[Segment, Part]]) -> list[_Stretch]:
     numbers = np.repeat(np.arange(len(parts)), [len(part.start) for _, part in parts])
     order = np.argsort(first, kind="stable")
     intervals = np.array([segment.every() for segment, _ in parts])[numbers[order]]
-    begins = np.flatnonzero(np.diff(intervals, prepend=0)).tolist()
+    begins: list[int] = np.flatnonzero(np.diff(intervals, prepend=0)).tolist()
     return [
         _Stretch(
             int(intervals[begin]),
