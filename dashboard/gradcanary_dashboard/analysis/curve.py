@@ -77,9 +77,12 @@ class Curve:
 
     def known(self) -> Curve:
         """Return the curve without empty buckets."""
-        there = (self.count > 0) | (self.nonfinite > 0)
+        return replace(self.select((self.count > 0) | (self.nonfinite > 0)), is_sparse=True)
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Curve:
+        """Return the curve with these buckets alone."""
         columns = ("buckets", "low", "mean", "high", "count", "nonfinite")
-        return replace(self, **{name: getattr(self, name)[there] for name in columns}, is_sparse=True)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
     def pieces(self) -> list[slice]:
         """Return the stretches of buckets with values and without a hole between them."""

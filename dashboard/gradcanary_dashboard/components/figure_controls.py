@@ -135,10 +135,9 @@ def legend(figure: Mapping[str, Any]) -> list[Any]:
     if scale is None:
         return []
     solid = {"zero": scale["zero"], "nonfinite": palette.MAGENTA, "no-data": palette.NO_DATA}
+    styles = {kind: {"background": colour} for kind, colour in solid.items()}
     swatches = [
-        html.Span(
-            [html.Span(className=f"swatch {kind}", style={"background": solid[kind]} if kind in solid else {}), word]
-        )
+        html.Span([html.Span(className=f"swatch cell-{kind}", style=styles.get(kind)), word])
         for kind, word in CELLS.items()
     ]
     shades = ", ".join(f"{colour} {share:.1%}" for share, colour in scale["shades"])

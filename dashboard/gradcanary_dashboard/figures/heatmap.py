@@ -65,7 +65,7 @@ KINDS = {
 }
 WORDS = {
     "no_data": "no data: these steps were not received",
-    "unsampled": "not sampled in these steps",
+    "unsampled": "no value: not measured in these steps",
     "frozen": "frozen: not trainable",
     "no_gradient": "no gradient: backward did not reach it",
     "zero": "exact 0",
@@ -108,7 +108,7 @@ def figure(
         **_row_link(rows, layers, has_baseline=stat.has_threshold),
         **_steps(buckets, placed),
         **({} if span.clock is None else {"clock": span.clock.knots()}),
-        "special": {str(code): WORDS[name] for name, (code, _) in scale.special.items() if name in WORDS},
+        "special": {str(code): WORDS[name.removesuffix("_between")] for name, (code, _) in scale.special.items()},
         "scale": {"shades": scale.shares(), "ticks": _ticks(scale), "zero": scale.zero_colour},
         "chosen": chosen,
         "value": answer["value"],
@@ -195,7 +195,7 @@ def _hatched(codes: npt.NDArray[np.int16], scale: palette.Scale, placed: Placed,
     middle = (placed.edges[:-1] + placed.edges[1:]) / 2
     shares = (middle - placed.edges[0]) / max(1e-9, placed.edges[-1] - placed.edges[0])
     across = np.unique(np.floor(STRIPES * shares), return_inverse=True)[1]
-    down = np.arange(len(codes)) * height // max(1, len(codes)) // ROW_PX
+    down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height)
     is_between = (across[None, :] + down[:, None]) % 2 == 1
     drawn = codes.copy()
     for name in ("frozen", "no_gradient"):

@@ -281,7 +281,9 @@ class HeatmapRow(TypedDict):
 
 
 class HeatmapShape(Buckets):
-    """int16 ``cells`` [row, bucket]: 1000 log10 x; -32768 no data, -32767 exactly zero, 32767 not finite."""
+    """int16 ``cells`` [row, bucket]: 1000 log10 x; -32768 no data, -32767 exactly zero, -32766 no gradient, -32765 not
+    trainable, 32767 not finite.
+    """
 
     stat: Annotated[str, one_of(*wire.STATS)]
     value: Annotated[str, one_of("min", "mean", "max")]

@@ -102,11 +102,14 @@ class BucketGrid:
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """A segment, the width of its buckets, and the first steps of its aggregates of the level that is read."""
+    """A segment, the width of its buckets, and the aggregates of the level that is read: their first steps, and the
+    steps of their last samples.
+    """
 
     segment: Segment
     width: int
     starts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
 
     @property
     def level(self) -> int:
@@ -184,7 +187,7 @@ def query(reader: Reader, connection: Connection, run_id: int, stats: Sequence[s
         np.fmin.at(times, buckets.indexes(index.start), index.time)
         for stat in stats:
             bits[stat] |= int(np.bitwise_or.reduce(index.phases.get(stat, np.zeros(1, np.uint8))))
-        parts.append(SegmentPart(segment, width, index.start))
+        parts.append(SegmentPart(segment, width, index.start, index.last))
     phases = {
         stat: tuple(name for bit, name in enumerate(wire.PHASES) if found >> bit & 1) for stat, found in bits.items()
     }

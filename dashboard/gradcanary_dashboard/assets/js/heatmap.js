@@ -16,7 +16,8 @@
     if (!place) return;
     place.hidden = !lines;
     if (!lines) return;
-    place.textContent = lines.join("\n");
+    const name = Object.assign(document.createElement("strong"), { textContent: lines[0].replaceAll(".", ".\u200b") });
+    place.replaceChildren(name, ["", ...lines.slice(1)].join("\n"));
     const [box, card] = [plot.getBoundingClientRect(), place.offsetParent.getBoundingClientRect()];
     const { left, top, width, height } = plots.area(plot);
     const across = plots.pixelAt(plot, x);
