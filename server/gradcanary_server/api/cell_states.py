@@ -40,8 +40,14 @@ def explain(
     missing = missing & np.isfinite(result.times)
     if not missing.any():
         return states
-    columns = _columns_to_read(missing, result.parts, result)
-    known = np.stack([_states_at(connection, measurements, result, column, rows) for column in columns], axis=1)
+    asked = _columns_to_read(missing, result.parts, result)
+    columns, known = np.empty(0, np.intp), np.empty((len(rows), 0), np.uint8)
+    while len(asked) and len(columns) + len(asked) <= MOST:
+        found = [_states_at(connection, measurements, result, column, rows) for column in asked]
+        columns, known = np.append(columns, asked), np.column_stack([known, *found])
+        order = np.argsort(columns)
+        columns, known = columns[order], known[:, order]
+        asked = _between(missing, columns, known)
     return np.where(missing, _nearest(missing, columns, known), states)
 
 
@@ -57,6 +63,14 @@ def _columns_to_read(missing: Mask, parts: Iterable[SegmentPart], result: Bucket
     if len(columns) <= MOST:
         return columns
     return columns[np.unique(np.linspace(0, len(columns) - 1, MOST).astype(np.intp))]
+
+
+def _between(missing: Mask, columns: NDArray[np.intp], known: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Return the columns in the middle of two that were read, where a value is missing in both for another reason."""
+    is_other = (known[:, 1:] != known[:, :-1]) & missing[:, columns[1:]] & missing[:, columns[:-1]]
+    is_wanted = is_other.any(axis=0) & (np.diff(columns) > 1)
+    middles: NDArray[np.intp] = ((columns[1:] + columns[:-1]) // 2)[is_wanted]
+    return middles
 
 
 def _states_at(

@@ -37,7 +37,8 @@ launches = stories.launches(20, (1, 10))
 
 def widths_of(answer):
     """Return the width of each bucket: that of its span, as far as the next one."""
-    starts, spans = decoded(answer["steps"]), answer["spans"]
+    starts, uniform = decoded(answer["steps"]), {"step": 0, "bucket_steps": answer["bucket_steps"]}
+    spans = answer["spans"] or [uniform]
     assert answer["bucket_steps"] == min(span["bucket_steps"] for span in spans)
     of_span = np.array([span["bucket_steps"] for span in spans])
     numbers = np.searchsorted([span["step"] for span in spans], starts, side="right") - 1
@@ -62,6 +63,27 @@ def test_every_bucket_equals_a_plain_reading(store, story, cut, points):
         for bucket, (start, width) in enumerate(zip(starts, widths, strict=True)):
             rough = 0 if width % rollup.FACTOR else ROUGH
             stories.assert_counted(line, bucket, samples, width, start, layer, rough)
+
+
+@pytest.mark.parametrize(
+    ("points", "widths"), [(2_000, [1, 10, 100]), (600, [2, 10, 100]), (100, [32, 20, 100]), (17, [200])]
+)
+def test_buckets_are_as_narrow_as_the_interval_of_their_samples_allows(store, points, widths):
+    """As of a new run: each of its first steps is sampled, then each tenth one and each hundredth."""
+    store.clear()
+    streamed = [(0, 1, 1000), (1000, 10, 50), (1500, 100, 4)]
+    first = streams.Stream(streams.healthy(1, LAYERS))
+    store.ingest.hello(RUN, "s", wire.dump(first.hello(launch="s")))
+    for seq, (begin, every, count) in enumerate(streamed):
+        stream = streams.Stream(streams.healthy(count, LAYERS), first_step=begin, every=every)
+        store.ingest.batch(RUN, "s", seq, wire.dump(stream.batch(0, count)))
+    answer = json.loads(store.pictures(points))["absmax"]
+    assert [span["bucket_steps"] for span in answer["spans"] or [answer]] == widths
+    assert [span["every"] for span in answer["spans"]] == ([1, 10, 100] if len(widths) > 1 else [])
+    counts = decoded(answer["series"][0]["count"])
+    assert len(counts) <= points
+    assert (counts > 0).all()
+    assert counts.sum() == 1054
 
 
 @quick
