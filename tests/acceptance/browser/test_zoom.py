@@ -77,7 +77,10 @@ def test_a_zoom_asks_once_and_metrics_wait_for_the_heatmap(shared: Any, open_pag
     page.evaluate("""() => {
         const plot = document.querySelector("#heatmap .js-plotly-plot");
         window.drawn = [];
-        plot.on("plotly_afterplot", () => { const { firsts } = plot.layout.meta; window.drawn.push(firsts[1] - firsts[0]); });
+        plot.on("plotly_afterplot", () => {
+            const [first, second] = plot.layout.meta.firsts;
+            window.drawn.push(second - first);
+        });
     }""")
     drag(page, "heatmap", 0.5, 0.7)
     expect(page.locator("#run-zoom-note")).to_have_text("single steps")
