@@ -69,7 +69,7 @@ class RunCurve:
     def of(cls, place: int, letter: str, curve: Curve, events: Events, origin: int) -> RunCurve:
         """Return a curve of a run, its steps counted from the run's origin."""
         holes = [Hole(hole.first - origin, hole.last - origin, hole.whys, hole.gaps) for hole in events.holes]
-        return cls(place, letter, replace(curve, steps=curve.steps - origin, holes=holes))
+        return cls(place, letter, replace(curve, buckets=curve.buckets.shifted(-origin), holes=holes))
 
     @property
     def colour(self) -> str:
