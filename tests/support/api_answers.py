@@ -139,6 +139,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
     return {
         "id": number,
         "run": "run",
+        "run_state": "live",
         "rule": "collapse",
         "severity": "critical",
         "state": "open",
@@ -189,7 +190,8 @@ def text_of(component: object) -> str:
 
 
 def member(number: int, **changes: Any) -> dict[str, Any]:
-    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "since_step": 340, "until_step": None}
+    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "block": f"blocks.{number}"}
+    plain |= {"since_step": 340, "until_step": None}
     values = {"value": 6.1e-7, "baseline": 3.1e-3, "siblings": None, "evidence": "fall", "rank": None}
     return {**plain, **values, **changes}
 
@@ -213,5 +215,5 @@ def full(**changes: Any) -> dict[str, Any]:
         "more": "Partners share a factor.\nprint(1)",
     }
     more = {"layers": [member(0), member(1)], "deliveries": [delivery(1)], "likely_cause": cause, "fix": fix}
-    more["names"] = {"prefix": "", "suffix": ""}
+    more |= {"previous": None, "next": 32, "names": {"prefix": "", "suffix": ""}}
     return incident(**{**more, "explanation": parts, "opened_step": 359, "since_step": 340, **changes})

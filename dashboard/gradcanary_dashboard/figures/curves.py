@@ -71,6 +71,7 @@ class Level:
     value: float
     colour: str
     is_upper: bool
+    is_left: bool = False
 
     def line(self) -> dict[str, Any]:
         """Return the line."""
@@ -79,9 +80,15 @@ class Level:
 
     def label(self) -> dict[str, Any]:
         """Return the label, above the line or below, so that two labels never overlap."""
-        place = {"xref": "paper", "x": 1, "xanchor": "right"}
+        side = {"x": 0, "xanchor": "left", "xshift": 4} if self.is_left else {"x": 1, "xanchor": "right"}
         height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
-        return {"text": f"{self.name} {numbers.scientific(self.value)}", **place, **height, "showarrow": False}
+        return {
+            "text": f"{self.name} {numbers.scientific(self.value)}",
+            "xref": "paper",
+            **side,
+            **height,
+            "showarrow": False,
+        }
 
 
 def trend(

@@ -21,7 +21,9 @@ from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Answer, Collector
 from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.collector.incident import load_curves
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import incident as incident_figures
 from gradcanary_dashboard.pages import compare as compare_page
 from gradcanary_dashboard.pages import first_start
 from gradcanary_dashboard.pages import incident as incident_page
@@ -178,19 +180,27 @@ def _load_incidents(collector: Collector, _arguments: Arguments, search: str) ->
     return incidents_page.fill(incident_data.load(collector, chosen), chosen, rules, collector.public_url)
 
 
-def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:
+def _incident_version(collector: Collector, arguments: Arguments, search: str) -> str:
     incident = collector.incident(int(arguments["incident"]))
-    around = incident_page.steps_around(incident.body, _steps(collector, incident.body["run"]))
-    return f"{incident.version} {around.from_step} {around.to_step}"
+    run = collector.run(incident.body["run"])
+    there = _steps(run.body)
+    around = incident_page.steps_around(incident.body, there)
+    seen = incident_page.pictured(incident.body, there, search)
+    is_growing = there is None or there[1] <= (seen.to_step or 0)
+    return f"{incident.version} {around.from_step} {around.to_step} {run.version if is_growing else ''}"
 
 
 def _load_incident(collector: Collector, arguments: Arguments, search: str) -> Contents:
     incident = collector.incident(int(arguments["incident"])).body
-    return incident_page.fill(incident, _steps(collector, incident["run"]), incidents_address.parse_members(search))
+    run = collector.run(incident["run"]).body
+    there = _steps(run)
+    view = incident_page.pictured(incident, there, search)
+    curves = load_curves(collector, incident, run, view, incident_figures.names(run["metrics"]))
+    return incident_page.fill(incident, curves, view, there, incidents_address.parse_members(search))
 
 
-def _steps(collector: Collector, run: str) -> run_launches.Steps | None:
-    return run_launches.measured(run_launches.launches(collector.run(run).body))
+def _steps(run: Mapping[str, Any]) -> run_launches.Steps | None:
+    return run_launches.measured(run_launches.launches(run))
 
 
 def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:
