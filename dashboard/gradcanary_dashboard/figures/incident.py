@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.analysis.events import Events
