@@ -15,13 +15,14 @@ from typing_extensions import TypedDict
 
 from gradcanary import wording
 from gradcanary_server.rules.config import NAMES, Rules, Section
+from gradcanary_server.rules.types import Severity
 
 
 class RuleCase(TypedDict):
-    """When a rule fires, and its severity: ``critical``, or several in words."""
+    """When a rule fires, and its severity then."""
 
     when: str
-    severity: str
+    severity: Severity
 
 
 class RuleDescription(TypedDict):
@@ -44,7 +45,7 @@ def _cases(name: str, rules: Rules) -> Iterator[RuleCase]:
     for case in _TEXTS[name]["cases"]:
         # Some cases need a kind of evidence, or a number that may be off.
         if case.get("evidence") in (None, *rules.collapse.evidence) and case.get("needs") in (None, *words):
-            yield {"when": case["when"].format_map(words), "severity": case["severity"].format_map(words)}
+            yield {"when": case["when"].format_map(words), "severity": case["severity"]}
 
 
 def _words(section: Section) -> dict[str, str]:
