@@ -62,8 +62,8 @@ KEYS = (
     ("/", "To the filter"),
     ("Esc", "Empty the filter; once more, out of it"),
     ("\u2190 \u2192", "On a figure: the crosshair from point to point, read out; with Shift ten"),
-    ("\u2191 \u2193", "On the heatmap: the layer above, below"),
-    ("Space Enter", "On the heatmap: the layer's trend, its page"),
+    ("\u2191 \u2193", "On the heatmap: the parameter above, below"),
+    ("Space Enter", "On the heatmap: the parameter's trend, its page"),
     ("?", "This list"),
 )
 """The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""

@@ -82,7 +82,7 @@ def _when(incident: Mapping[str, Any]) -> str:
 
 def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: bool) -> list[Any]:
     said = _explanation(incident, view, layer)
-    return [html.Details([html.Summary("Cause, fix, layers"), *said])] if folded and said else said
+    return [html.Details([html.Summary("Cause, fix, parameters"), *said])] if folded and said else said
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
@@ -98,7 +98,7 @@ def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list
     more = len(members) - NAMED_LAYERS
     all_of_them = dcc.Link(f"and {numbers.integer(more)} more", href=f"/incidents/{incident['id']}")
     rest = [html.Li(all_of_them)] if more > 0 else []
-    return [html.H4("Layers"), html.Ul([*lines, *rest], className="members")]
+    return [html.H4("Parameters"), html.Ul([*lines, *rest], className="members")]
 
 
 def _link(run: str, member: Mapping[str, Any], view: View) -> dcc.Link:

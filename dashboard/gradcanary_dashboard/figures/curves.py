@@ -97,7 +97,7 @@ def trend(
     """Return a stat of one layer: the mean in its envelope, and the stat's threshold and baseline."""
     curve = Curve.read(answer, answer["series"][0], events)
     if curve.is_empty:
-        return axes.nothing(span, height, f"{stat.title}: no value of this layer in these steps.")
+        return axes.nothing(span, height, f"{stat.title}: no value of this parameter in these steps.")
     colour = palette.RED if firing and stat.has_threshold else palette.BLUE
     levels = _levels(answer, baseline) if stat.has_threshold else []
     drawn, top, shown = _plot(curve, span, height, stat, levels)

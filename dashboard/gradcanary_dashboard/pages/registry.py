@@ -215,7 +215,7 @@ RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs)
 LAYER = Page(
     "layer",
     "/runs/(?P<run>[^/]+)/layers/(?P<layer>[^/]+)",
-    "Layer",
+    "Parameter",
     layer_page.SLOTS,
     layer_page.frame,
     _ask_layer,

@@ -49,12 +49,16 @@ def _cases(name: str, rules: Rules) -> Iterator[RuleCase]:
 
 
 def _words(section: Section) -> dict[str, str]:
-    """Return the numbers of a rule in words; also as ``<key>_percent``, and ``<key>_s`` as ``<key>_minutes``."""
+    """Return the numbers of a rule in words, decades with their unit.
+
+    Each is there as ``<key>_percent``, too, and ``<key>_s`` as ``<key>_minutes``.
+    """
     words: dict[str, str] = {}
     for each in fields(section):
         value = getattr(section, each.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            words[each.name] = wording.number(value)
+            unit = f" decade{'' if value == 1 else 's'}" if each.name.endswith("decades") else ""
+            words[each.name] = wording.number(value) + unit
             words[f"{each.name}_percent"] = wording.percent(value).replace(".0 %", " %")
             words[f"{each.name.removesuffix('_s')}_minutes"] = wording.number(value / 60)
     return words
