@@ -1,6 +1,6 @@
-"""What each rule means and when it fires, in words with the numbers in force (``descriptions.yaml``).
+"""Meanings of the rules, and when each fires, in words with the numbers in force.
 
-``GET /rules`` and the table of docs/rules.md have these texts, so that pages and documents agree with the rules.
+The texts are in ``descriptions.yaml``. ``GET /rules`` and docs/rules.md have them, so that both agree with the rules.
 """
 
 from __future__ import annotations
