@@ -1,6 +1,6 @@
-"""What each rule means and when it fires, in words with the numbers in force (``descriptions.yaml``).
+"""Meanings of the rules, and when each fires, in words with the numbers in force.
 
-``GET /rules`` and the table of docs/rules.md have these texts, so that pages and documents agree with the rules.
+The texts are in ``descriptions.yaml``. ``GET /rules`` and docs/rules.md have them, so that both agree with the rules.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing_extensions import TypedDict
 
 from gradcanary import wording
 from gradcanary_server.rules.config import NAMES, Rules, Section
+from gradcanary_server.rules.types import Severity
 
 
 class RuleCase(TypedDict):
-    """When a rule fires, and its severity: ``critical``, or several in words."""
+    """When a rule fires, and its severity then."""
 
     when: str
-    severity: str
+    severity: Severity
 
 
 class RuleDescription(TypedDict):
@@ -44,16 +45,20 @@ def _cases(name: str, rules: Rules) -> Iterator[RuleCase]:
     for case in _TEXTS[name]["cases"]:
         # Some cases need a kind of evidence, or a number that may be off.
         if case.get("evidence") in (None, *rules.collapse.evidence) and case.get("needs") in (None, *words):
-            yield {"when": case["when"].format_map(words), "severity": case["severity"].format_map(words)}
+            yield {"when": case["when"].format_map(words), "severity": case["severity"]}
 
 
 def _words(section: Section) -> dict[str, str]:
-    """Return the numbers of a rule in words; also as ``<key>_percent``, and ``<key>_s`` as ``<key>_minutes``."""
+    """Return the numbers of a rule in words, decades with their unit.
+
+    Each is there as ``<key>_percent``, too, and ``<key>_s`` as ``<key>_minutes``.
+    """
     words: dict[str, str] = {}
     for each in fields(section):
         value = getattr(section, each.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            words[each.name] = wording.number(value)
+            unit = f" decade{'' if value == 1 else 's'}" if each.name.endswith("decades") else ""
+            words[each.name] = wording.number(value) + unit
             words[f"{each.name}_percent"] = wording.percent(value).replace(".0 %", " %")
             words[f"{each.name.removesuffix('_s')}_minutes"] = wording.number(value / 60)
     return words

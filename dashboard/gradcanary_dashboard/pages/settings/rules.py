@@ -189,17 +189,11 @@ def _rule(name: str, rule: Mapping[str, Any], described: Mapping[str, Any]) -> h
     values = {key: value for key, value in rule.items() if key not in ("enabled", "notify")}
     head = html.Div([html.H3(html.Code(name)), _state(rule)], className="told-of")
     cases = [
-        html.Li([html.Span(_severity(case["severity"]), className="how-bad"), html.Span(elements.prose(case["when"]))])
+        html.Li([elements.badge(case["severity"], case["severity"]), html.Span(elements.prose(case["when"]))])
         for case in described["cases"]
     ]
     numbered = [html.P(_values(values), className="values")] if values else []
     return html.Li([head, html.P(described["means"]), html.Ul(cases, className="cases"), *numbered])
-
-
-def _severity(words: str) -> html.Span | str:
-    """Return a badge for a severity, with the rest of what is said of it."""
-    tone = words.partition(",")[0]
-    return elements.badge(tone, tone) if tone in elements.ICONS else words
 
 
 def _state(rule: Mapping[str, Any]) -> html.Span:
