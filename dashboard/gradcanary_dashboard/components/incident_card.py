@@ -51,8 +51,8 @@ def card(
     """
     number = int(incident["id"])
     named = number == view.incident
-    is_open = incident["state"] == "open"
-    is_told = named or is_open or is_unrecovered(incident)
+    is_alarm = incident["state"] == "open" or is_unrecovered(incident)
+    is_told = named or is_alarm
     children = [
         html.H3(
             dcc.Link(
@@ -76,7 +76,7 @@ def card(
         *(_why(incident, view, layer, common, folded=folded and not named) if is_told else []),
         *_told(incident),
     ]
-    classes = ["incident", "open" if is_open else "resolved", incident["severity"], *(["named"] if named else [])]
+    classes = ["incident", "open" if is_alarm else "resolved", incident["severity"], *(["named"] if named else [])]
     return html.Article(
         children, className=" ".join(classes), **elements.attributes(aria_labelledby=f"incident-{number}")
     )
