@@ -56,7 +56,7 @@ def test_missing_layers_and_runs_say_so(shared: Any, open_page: Callable[..., Pa
     page = open_page(f"{shared.url}/runs/{RUN}/layers/no.such/layer?from=3")
     expect(page.locator("h1")).to_have_text("No such run")
     page.goto(f"{shared.url}/runs/{RUN}/layers/no.such.layer")
-    expect(page.locator("h1")).to_have_text("No such layer")
+    expect(page.locator("h1")).to_have_text("No such parameter")
     page.get_by_role("link", name="See the run").click()
     page.wait_for_selector(IMAGE)
 
