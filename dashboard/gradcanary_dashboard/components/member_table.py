@@ -101,7 +101,8 @@ def _head(place: int, column: Column, chosen: Members) -> html.Th:
     order = ("descending" if chosen.descends else "ascending") if is_sorted else "none"
     choice = f"-{place}" if is_sorted and not chosen.descends else f"{place}"
     held = elements.attributes(data_key="by", data_choice=choice, data_once="")
-    button = html.Button(column.head, type="button", title=column.title, className="explained", **held)
+    mark = "explained" if column.title else None
+    button = html.Button(column.head, type="button", title=column.title, className=mark, **held)
     return table.head(column, button, order)
 
 
