@@ -50,6 +50,12 @@ def badge(tone: str, word: str) -> html.Span:
     return html.Span([icon(ICONS[tone]), word], className=f"badge tone-{tone}")
 
 
+def severity_icon(severity: str) -> html.Span:
+    """Return the icon of a severity, whose word is read out and on hover."""
+    named = {"title": severity, "role": "img", **attributes(aria_label=severity)}
+    return html.Span(className=f"icon icon-{ICONS[severity]} tone-{severity}", **named)
+
+
 def run_state(state: str) -> html.Span:
     """Return live, stale, silent, detached, finished or crashed with its icon."""
     return html.Span([icon(RUN_STATES.get(state, "dots")), state], className=f"state state-{state}")

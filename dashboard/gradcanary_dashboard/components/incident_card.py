@@ -9,6 +9,7 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text
 from gradcanary_dashboard.text import deliveries, numbers
@@ -104,7 +105,8 @@ def _members(incident: Mapping[str, Any], view: View, first: int | None, common:
         return []
     members.sort(key=lambda member: member["layer"] != first)
     lines = [
-        html.Li([_link(incident["run"], member, view, common), _fell(member)]) for member in members[:NAMED_LAYERS]
+        html.Li([_link(incident["run"], member, view, common), _fell(incident, member)])
+        for member in members[:NAMED_LAYERS]
     ]
     more = len(members) - NAMED_LAYERS
     all_of_them = dcc.Link(f"and {numbers.integer(more)} more", href=f"/incidents/{incident['id']}")
@@ -117,9 +119,8 @@ def _link(run: str, member: Mapping[str, Any], view: View, common: Common) -> dc
     return elements.parameter_link(name, layer_url(run, name, member["layer"], view), common)
 
 
-def _fell(member: Mapping[str, Any]) -> html.Span:
-    values = [numbers.scientific(member[key]) for key in ("baseline", "value") if member[key] is not None]
-    return html.Span(" → ".join(values), className="dim")
+def _fell(incident: Mapping[str, Any], member: Mapping[str, Any]) -> html.Span:
+    return html.Span(picture.values(incident["rule"], member), className="dim")
 
 
 def _told(incident: Mapping[str, Any]) -> list[Any]:

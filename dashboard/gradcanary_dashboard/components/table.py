@@ -82,16 +82,21 @@ def head(column: Column, button: html.Button | None = None, order: str | None = 
 
 
 def written(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return the rows as the value of ``static.TREES``.
+    """Return the rows as the value of ``static.TREES``."""
+    return orjson.dumps(trees(columns, rows)).decode()
+
+
+def trees(columns: Sequence[Column], rows: Iterable[Row]) -> list[Any]:
+    """Return the rows as trees.
 
     Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
     """
     seen: Counter[str] = Counter()
-    trees = []
+    found = []
     for row in rows:
         seen[row.name] += 1
-        trees.append(_row(columns, row, f"{row.name} {seen[row.name]}"))
-    return orjson.dumps(trees).decode()
+        found.append(_row(columns, row, f"{row.name} {seen[row.name]}"))
+    return found
 
 
 def _row(columns: Sequence[Column], row: Row, key: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -401,6 +402,23 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
                 held[path] = again
     told = held[page].json()["incidents"][0]["last_deliveries"]
     assert told == [{"endpoint": 1, "name": "on call", "kind": "opened", "state": "delivered"}]
+
+
+def test_the_picture_of_an_incident(desk, monkeypatch):
+    desk.record(1, fired(0))
+    path = "/api/v1/incidents/1/picture.png"
+    answer = desk.api.get(path)
+    assert (answer.status_code, answer.headers["content-type"], answer.content[:4]) == (200, "image/png", b"\x89PNG")
+    assert len(answer.content) <= 60_000
+    tag = {"if-none-match": answer.headers["etag"]}
+    assert desk.api.get(path, headers=tag).status_code == 304
+    desk.write(lambda connection, _now: runs.bump_revision(connection, 1))
+    assert desk.api.get(path, headers=tag).status_code == 200
+    assert desk.api.get("/api/v1/incidents/7/picture.png").status_code == 404
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    refused = desk.api.get(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (501, "no_pillow")
+    assert "pip install 'gradcanary[notify]'" in refused.json()["error"]["message"]
 
 
 def test_actor_is_the_given_name_or_that_of_the_token(desk):

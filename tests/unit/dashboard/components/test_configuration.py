@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from gradcanary_dashboard.components import configuration
 from support.api_answers import run, text_of
 
@@ -67,10 +65,3 @@ def test_newest_launch_comes_first_and_earlier_ones_are_folded() -> None:
     words = shown(first, second, launch())
     assert "Configuration of launch 2" in words
     assert words.index("node-7") < words.index("Launch 1") < words.index("old")
-
-
-@pytest.mark.parametrize(
-    ("value", "words"), [(1e5, "100,000"), (0.9999999, "0.9999999"), (1e-8, "1e-8"), (1e20, "1e20"), ("nan", "nan")]
-)
-def test_value_is_shown_as_it_was_set(value: Any, words: str) -> None:
-    assert configuration.exact(value) == words
