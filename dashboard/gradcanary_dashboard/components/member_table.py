@@ -140,7 +140,12 @@ class _Rows:
             f"since step {numbers.integer(min(member['since_step'] for member in members))}",
             *([f"{firing} {_unended(self.incident)}"] if firing < len(members) else []),
         ]
-        summary = ["summary", {}, ["b", {}, name], f": {', '.join(filter(None, words))}"]
+        summary = [
+            "summary",
+            {},
+            ["b", {"title": name}, Common(self.incident["names"]["prefix"]).short(name)],
+            f": {', '.join(filter(None, words))}",
+        ]
         opened = {"open": ""} if is_open else {}
         return ["details", {"data-key": name, **opened}, summary, self.table(listed, table.heads(COLUMNS))]
 
