@@ -140,7 +140,12 @@ class _Rows:
             f"since step {numbers.integer(min(member['since_step'] for member in members))}",
             *([f"{firing} {_unended(self.incident)}"] if firing < len(members) else []),
         ]
-        summary = ["summary", {}, ["b", {}, name], f": {', '.join(filter(None, words))}"]
+        summary = [
+            "summary",
+            {},
+            ["b", {"title": name}, Common(self.incident["names"]["prefix"]).short(name)],
+            f": {', '.join(filter(None, words))}",
+        ]
         opened = {"open": ""} if is_open else {}
         return ["details", {"data-key": name, **opened}, summary, self.table(listed, table.heads(COLUMNS))]
 
@@ -176,7 +181,8 @@ def _head(place: int, column: Column, chosen: Members) -> html.Th:
     order = ("descending" if chosen.descends else "ascending") if is_sorted else "none"
     choice = f"-{place}" if is_sorted and not chosen.descends else f"{place}"
     held = elements.attributes(data_key="by", data_choice=choice, data_once="")
-    button = html.Button(column.head, type="button", title=column.title, className="explained", **held)
+    mark = "explained" if column.title else None
+    button = html.Button(column.head, type="button", title=column.title, className=mark, **held)
     return table.head(column, button, order)
 
 

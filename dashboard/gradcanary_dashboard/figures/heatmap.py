@@ -22,11 +22,12 @@ from gradcanary_dashboard.analysis.arrays import (
 )
 from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.events import Events
-from gradcanary_dashboard.analysis.layers import Layer, worst_first
+from gradcanary_dashboard.analysis.layers import Layer, common, worst_first
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.figures import axes, color_bar, palette
 from gradcanary_dashboard.figures import events as event_marks
 from gradcanary_dashboard.text import numbers as number_text
+from gradcanary_dashboard.text.names import Common
 
 HEIGHT = (220, 520)
 ROW_PX = 7
@@ -99,7 +100,7 @@ def figure(
     placed = _placed(buckets, cells, span)
     scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"])
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn = _layout(rows, span, chosen, names_rows=names_rows)
+    drawn = _layout(rows, span, chosen, common(layers) if names_rows else None)
     height = drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]
     nobody = run_launches.around(_there(buckets, events), span.first, span.last)
     seen = replace(events, holes=[*events.holes, *nobody])
@@ -127,19 +128,22 @@ def _there(buckets: Buckets, events: Events) -> run_launches.Steps:
 
 
 def _layout(
-    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, *, names_rows: bool
+    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, names: Common | None
 ) -> dict[str, Any]:
-    """Return the layout, with lines between the blocks and around the chosen row."""
-    row_px, most = (NAMED_ROW_PX, MOST_NAMED_PX) if names_rows else (ROW_PX, HEIGHT[1])
+    """Return the layout, with lines around the chosen row and between the blocks, unless each row has its name.
+
+    ``names`` is what these names share.
+    """
+    row_px, most = (NAMED_ROW_PX, MOST_NAMED_PX) if names else (ROW_PX, HEIGHT[1])
     height = min(most, max(HEIGHT[0], row_px * len(rows)))
-    labels = _row_labels(rows, height) if names_rows else _block_labels(rows, height)
+    labels = _row_labels(rows, height, names) if names else _block_labels(rows, height)
     drawn = {
         **axes.layout(span, height + axes.MARGIN["t"] + axes.MARGIN["b"], _rows_axis(len(rows), labels)),
-        "shapes": [*([] if names_rows else _separators(rows)), *_outline(chosen, len(rows))],
+        "shapes": [*([] if names else _separators(rows)), *_outline(chosen, len(rows))],
         "annotations": _pointer(chosen),
         "hovermode": "closest",
     }
-    if names_rows:
+    if names:
         longest = max((len(text) for _, text in labels), default=0)
         drawn["margin"] = {**drawn["margin"], "l": max(axes.MARGIN["l"], round(NAME_PX * longest) + 12)}
     return drawn
@@ -286,11 +290,10 @@ def _block_labels(rows: Sequence[Mapping[str, Any]], height: int) -> list[tuple[
     return [(_middle(block), number_text.short_block(blocks[block[0]])) for block in labelled]
 
 
-def _row_labels(rows: Sequence[Mapping[str, Any]], height: int) -> list[tuple[float, str]]:
+def _row_labels(rows: Sequence[Mapping[str, Any]], height: int, names: Common) -> list[tuple[float, str]]:
     """Return the names of the rows that have room, the first one above all: the worst."""
     each = max(1, -(-NAMED_ROW_PX * len(rows) // height))
-    names = short_names([str(row["name"]) for row in rows])
-    return [(float(place), _cut(names[place])) for place in range(0, len(rows), each)]
+    return [(float(place), _cut(names.short(str(rows[place]["name"])))) for place in range(0, len(rows), each)]
 
 
 def _cut(name: str) -> str:
@@ -299,16 +302,6 @@ def _cut(name: str) -> str:
         if len(name) <= MOST_NAME
         else f"{name[: MOST_NAME // 3]}\N{HORIZONTAL ELLIPSIS}{name[-MOST_NAME * 2 // 3 :]}"
     )
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the components that all of them begin or end with."""
-    parts = [name.split(".") for name in names]
-    most = min(map(len, parts), default=1) - 1
-    begin = next((at for at in range(most) if len({part[at] for part in parts}) > 1), most) if len(names) > 1 else 0
-    most -= begin
-    end = next((at for at in range(most) if len({part[-1 - at] for part in parts}) > 1), most) if len(names) > 1 else 0
-    return [".".join(part[begin : len(part) - end]) for part in parts]
 
 
 def _labelled(blocks: Sequence[tuple[int, int]], row_px: float) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
-from gradcanary.wording import count, number, percent
+from gradcanary.wording import count, number, percent, shared_ends
 from gradcanary_server.errors import unknown_incident
 from gradcanary_server.incidents import picture, repository, silences
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
@@ -179,10 +179,10 @@ class _Samples:
         numbers = np.array([number for number, _ in members], np.int32)
         read = found.read(self.measurements, self.connection, numbers, (plane, NONFINITE))
         names = repository.layer_names(self.connection, self._run_id)
-        shorter = _short_names(list(names.values()))
+        prefix, suffix = shared_ends(names.values())
         return [
             _curve(
-                shorter(names.get(layer, f"parameter {layer}")),
+                names.get(layer, f"parameter {layer}").removeprefix(prefix).removesuffix(suffix),
                 found.buckets.steps(),
                 read[plane][:, column],
                 read[NONFINITE][:, column] > 0,
@@ -233,17 +233,3 @@ def _reference(member: Member) -> float | None:
     if member.evidence == "sporadic":
         return None
     return member.siblings if member.evidence == "siblings" else member.baseline
-
-
-def _short_names(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that leaves out the first and last parts that all these names share."""
-    parts = [name.split(".") for name in names]
-    most = min((len(each) for each in parts), default=1) - 1
-    head = _shared(parts, most)
-    tail = _shared([each[::-1] for each in parts], most - head)
-    return lambda name: ".".join(name.split(".")[head : len(name.split(".")) - tail])
-
-
-def _shared(rows: Sequence[Sequence[str]], most: int) -> int:
-    """Return the number of first parts that all rows share, at most ``most``."""
-    return next((place for place in range(most) if len({row[place] for row in rows}) > 1), most)

@@ -87,7 +87,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     expect(page.get_by_role("button", name=f"Ack again #{number}")).to_be_focused()
 
     dialog = ask(page, "unsilence", number)
-    expect(dialog).to_contain_text(re.compile(r"collapse in woken-up, layers with \^blocks.4ends in [56][0-9] min"))
+    expect(dialog).to_contain_text(re.compile(r"collapse in woken-up, parameters with \^blocks.4ends in [56][0-9] min"))
     dialog.get_by_role("button", name="End now").click()
     expect(page.locator("#incident-state")).not_to_contain_text("silenced")
     assert httpx.delete(f"{shared.url}/api/v1/silences/{made.json()['id']}").status_code == 404

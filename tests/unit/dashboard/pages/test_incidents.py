@@ -49,7 +49,7 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
     ]
     assert filled["members-tally"] == "2 firing"
     for words in (
-        "1 of 2 layers fell",
+        "1 of 2 parameters fell",
         "step 340 (opened",
         "Do first, for peft",
         "Lr changed. Its partner went to zero.",
