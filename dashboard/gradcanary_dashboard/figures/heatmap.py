@@ -190,12 +190,13 @@ def _ticks(scale: palette.Scale) -> list[tuple[float, str]]:
 def _hatched(codes: npt.NDArray[np.int16], scale: palette.Scale, placed: Placed, height: int) -> npt.NDArray[np.int16]:
     """Return the codes with stripes in cells that are frozen or have no gradient: every other stripe has another code.
 
-    A stripe is as wide as a few narrow columns, or as one that is wider.
+    A stripe is as wide as a few narrow columns, or as one that is wider; those of flat rows alternate.
     """
     middle = (placed.edges[:-1] + placed.edges[1:]) / 2
     shares = (middle - placed.edges[0]) / max(1e-9, placed.edges[-1] - placed.edges[0])
     across = np.unique(np.floor(STRIPES * shares), return_inverse=True)[1]
-    down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height)
+    is_flat = height < 2 * ROW_PX * len(codes)
+    down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height) * is_flat
     is_between = (across[None, :] + down[:, None]) % 2 == 1
     drawn = codes.copy()
     for name in ("frozen", "no_gradient"):

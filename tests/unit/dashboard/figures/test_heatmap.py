@@ -124,7 +124,11 @@ def test_what_is_not_trained_is_striped_in_columns_of_any_width(kind: int, colum
     assert len({meta["special"][str(code)] for code in both}) == 1
     changes = (np.diff(codes[0]) != 0).sum()
     assert changes == (2 if columns == 3 else heatmap.STRIPES - 1)
-    assert (codes[0] != codes[1]).all()
+    assert (codes[0] == codes[1]).all()
+    flat = heatmap_answer(rows=60, columns=columns)
+    flat["cells"] = column(np.full((60, columns), kind), "int16")
+    codes = drawn_cells(figure_of(flat))[1]
+    assert (codes[1:] != codes[:-1]).all(axis=1).sum() >= 29
 
 
 def test_each_row_of_the_worst_first_has_the_part_of_its_name_that_differs() -> None:
