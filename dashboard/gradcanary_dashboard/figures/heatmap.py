@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,7 +48,7 @@ LABEL_PX = 15
 """The height of a block's label in pixels; labels closer than this would overlap."""
 
 STRIPES = 110
-"""Stripes of a hatched row, side by side over the whole width."""
+"""About as many stripes of a hatched row lie side by side."""
 
 BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
@@ -190,11 +191,12 @@ def _ticks(scale: palette.Scale) -> list[tuple[float, str]]:
 def _hatched(codes: npt.NDArray[np.int16], scale: palette.Scale, placed: Placed, height: int) -> npt.NDArray[np.int16]:
     """Return the codes with stripes in cells that are frozen or have no gradient: every other stripe has another code.
 
-    A stripe is as wide as a few narrow columns, or as one that is wider; those of flat rows alternate.
+    A stripe is as wide as a few narrow columns, or as one that is wider; those of flat rows alternate. It stays where
+    it is as a run grows, until its width doubles: only new columns travel.
     """
     middle = (placed.edges[:-1] + placed.edges[1:]) / 2
-    shares = (middle - placed.edges[0]) / max(1e-9, placed.edges[-1] - placed.edges[0])
-    across = np.unique(np.floor(STRIPES * shares), return_inverse=True)[1]
+    stripe = 2.0 ** round(math.log2((placed.edges[-1] - placed.edges[0]) / STRIPES))
+    across = np.unique(np.floor(middle / stripe), return_inverse=True)[1]
     is_flat = height < 2 * ROW_PX * len(codes)
     down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height) * is_flat
     is_between = (across[None, :] + down[:, None]) % 2 == 1
