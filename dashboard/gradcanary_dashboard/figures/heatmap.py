@@ -31,13 +31,13 @@ from gradcanary_dashboard.text import numbers as number_text
 
 HEIGHT = (220, 520)
 ROW_PX = 7
-NAMED_ROW_PX = 13
-"""The height of a row that has its name beside it."""
+NAMED_ROW_PX, NAME_FONT = 12, 10.5
+"""The height of a row that has its name beside it, and the size of the name."""
 
-MOST_NAMED_PX = 780
+MOST_NAMED_PX = 1008
 """The height up to which each row has its name; of more rows, as many as have room."""
 
-NAME_PX = 5.7
+NAME_PX = 5.4
 """The mean width of a character of a name."""
 
 MOST_NAME = 26
@@ -143,6 +143,7 @@ def _layout(
     if names_rows:
         longest = max((len(text) for _, text in labels), default=0)
         drawn["margin"] = {**drawn["margin"], "l": max(axes.MARGIN["l"], round(NAME_PX * longest) + 12)}
+        drawn["yaxis"]["tickfont"] = {"size": NAME_FONT}
     return drawn
 
 
