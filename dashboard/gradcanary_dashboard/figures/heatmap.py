@@ -100,13 +100,15 @@ def figure(
     placed = _placed(buckets, cells, span)
     scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"])
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn = _layout(rows, span, chosen, names_rows=names_rows)
+    known = {layer["layer"]: layer for layer in layers}
+    leads = [RowLink.of(row, known) for row in rows]
+    drawn = _layout(rows, span, chosen, short_names([lead.layer for lead in leads]) if names_rows else [])
     height = drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]
     nobody = run_launches.around(_there(buckets, events), span.first, span.last)
     seen = replace(events, holes=[*events.holes, *nobody])
     marked = event_marks.draw(drawn, seen, span, palette.DARK, palette.NO_DATA)
     drawn["meta"] = {
-        **_row_link(rows, layers, has_baseline=stat.has_threshold),
+        **_linked(leads, known if stat.has_threshold else {}),
         **_steps(buckets, placed),
         **({} if span.clock is None else {"clock": span.clock.knots()}),
         "special": {str(code): WORDS[name.removesuffix("_between")] for name, (code, _) in scale.special.items()},
@@ -128,19 +130,22 @@ def _there(buckets: Buckets, events: Events) -> run_launches.Steps:
 
 
 def _layout(
-    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, *, names_rows: bool
+    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the layout, with lines between the blocks and around the chosen row."""
-    row_px, most = (NAMED_ROW_PX, MOST_NAMED_PX) if names_rows else (ROW_PX, HEIGHT[1])
+    """Return the layout, with a frame around the chosen row: each row has its name, or each block, with lines between.
+
+    Without ``names`` blocks have the labels.
+    """
+    row_px, most = (NAMED_ROW_PX, MOST_NAMED_PX) if names else (ROW_PX, HEIGHT[1])
     height = min(most, max(HEIGHT[0], row_px * len(rows)))
-    labels = _row_labels(rows, height) if names_rows else _block_labels(rows, height)
+    labels = _row_labels(names, height) if names else _block_labels(rows, height)
     drawn = {
         **axes.layout(span, height + axes.MARGIN["t"] + axes.MARGIN["b"], _rows_axis(len(rows), labels)),
-        "shapes": [*([] if names_rows else _separators(rows)), *_outline(chosen, len(rows))],
+        "shapes": [*([] if names else _separators(rows)), *_outline(chosen, len(rows))],
         "annotations": _pointer(chosen),
         "hovermode": "closest",
     }
-    if names_rows:
+    if names:
         longest = max((len(text) for _, text in labels), default=0)
         drawn["margin"] = {**drawn["margin"], "l": max(axes.MARGIN["l"], round(NAME_PX * longest) + 12)}
         drawn["yaxis"]["tickfont"] = {"size": NAME_FONT}
@@ -229,16 +234,13 @@ class RowLink:
         return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [worst, *others])
 
 
-def _row_link(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer], *, has_baseline: bool) -> dict[str, Any]:
-    """Return titles and links of the rows, and where the stat has one the baseline of each row's linked layer."""
-    known = {layer["layer"]: layer for layer in layers}
-    leads = [RowLink.of(row, known) for row in rows]
-    baselines = [known.get(lead.numbers[0], {}).get("baseline") for lead in leads] if has_baseline else []
+def _linked(leads: Sequence[RowLink], known: Mapping[int, Layer]) -> dict[str, Any]:
+    """Return titles and links of the rows, and the baseline of the layer that each leads to, of those ``known``."""
     return {
         "names": [lead.name for lead in leads],
         "layers": [lead.layer for lead in leads],
         "numbers": [lead.numbers for lead in leads],
-        "baselines": baselines,
+        "baselines": [known[lead.numbers[0]]["baseline"] if lead.numbers[0] in known else None for lead in leads],
     }
 
 
@@ -290,11 +292,10 @@ def _block_labels(rows: Sequence[Mapping[str, Any]], height: int) -> list[tuple[
     return [(_middle(block), number_text.short_block(blocks[block[0]])) for block in labelled]
 
 
-def _row_labels(rows: Sequence[Mapping[str, Any]], height: int) -> list[tuple[float, str]]:
+def _row_labels(names: Sequence[str], height: int) -> list[tuple[float, str]]:
     """Return the names of the rows that have room, the first one above all: the worst."""
-    each = max(1, -(-NAMED_ROW_PX * len(rows) // height))
-    names = short_names([str(row["name"]) for row in rows])
-    return [(float(place), _cut(names[place])) for place in range(0, len(rows), each)]
+    each = max(1, -(-NAMED_ROW_PX * len(names) // height))
+    return [(float(place), _cut(names[place])) for place in range(0, len(names), each)]
 
 
 def _cut(name: str) -> str:

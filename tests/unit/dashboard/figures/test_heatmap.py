@@ -159,7 +159,7 @@ def test_the_baseline_of_a_row_is_that_of_the_layer_it_leads_to() -> None:
     layers = [layer(0, baseline=1e-3), layer(1)]
     answer = heatmap_answer(rows=3, columns=2)
     assert figure_of(answer, layers=layers)["layout"]["meta"]["baselines"] == [1e-3, None, None]
-    assert figure_of({**answer, "stat": "norm"}, layers=layers)["layout"]["meta"]["baselines"] == []
+    assert figure_of({**answer, "stat": "norm"}, layers=layers)["layout"]["meta"]["baselines"] == [None] * 3
 
 
 def test_the_transport_is_int16() -> None:
