@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,17 +28,16 @@ from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.figures import axes, color_bar, palette
 from gradcanary_dashboard.figures import events as event_marks
 from gradcanary_dashboard.text import numbers as number_text
-from gradcanary_dashboard.text.names import Common
 
 HEIGHT = (220, 520)
 ROW_PX = 7
-NAMED_ROW_PX = 13
-"""The height of a row that has its name beside it."""
+NAMED_ROW_PX, NAME_FONT = 12, 10.5
+"""The height of a row that has its name beside it, and the size of the name."""
 
-MOST_NAMED_PX = 780
+MOST_NAMED_PX = 1008
 """The height up to which each row has its name; of more rows, as many as have room."""
 
-NAME_PX = 5.7
+NAME_PX = 5.4
 """The mean width of a character of a name."""
 
 MOST_NAME = 26
@@ -48,7 +48,7 @@ LABEL_PX = 15
 """The height of a block's label in pixels; labels closer than this would overlap."""
 
 STRIPES = 110
-"""Stripes of a hatched row, side by side over the whole width."""
+"""About as many stripes of a hatched row lie side by side."""
 
 BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
@@ -100,13 +100,17 @@ def figure(
     placed = _placed(buckets, cells, span)
     scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"])
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn = _layout(rows, span, chosen, common(layers) if names_rows else None)
+    known = {layer["layer"]: layer for layer in layers}
+    leads = [RowLink.of(row, known) for row in rows]
+    shared = common(layers)
+    names = [shared.short(str(lead.layer)) for lead in leads]
+    drawn = _layout(rows, span, chosen, names if names_rows else [])
     height = drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]
     nobody = run_launches.around(_there(buckets, events), span.first, span.last)
     seen = replace(events, holes=[*events.holes, *nobody])
     marked = event_marks.draw(drawn, seen, span, palette.DARK, palette.NO_DATA)
     drawn["meta"] = {
-        **_row_link(rows, layers, has_baseline=stat.has_threshold),
+        **_linked(leads, known if stat.has_threshold else {}),
         **_steps(buckets, placed),
         **({} if span.clock is None else {"clock": span.clock.knots()}),
         "special": {str(code): WORDS[name.removesuffix("_between")] for name, (code, _) in scale.special.items()},
@@ -128,15 +132,15 @@ def _there(buckets: Buckets, events: Events) -> run_launches.Steps:
 
 
 def _layout(
-    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, names: Common | None
+    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the layout, with lines around the chosen row and between the blocks, unless each row has its name.
+    """Return the layout, with a frame around the chosen row: each row has its name, or each block, with lines between.
 
-    ``names`` is what these names share.
+    Without ``names`` blocks have the labels.
     """
     row_px, most = (NAMED_ROW_PX, MOST_NAMED_PX) if names else (ROW_PX, HEIGHT[1])
     height = min(most, max(HEIGHT[0], row_px * len(rows)))
-    labels = _row_labels(rows, height, names) if names else _block_labels(rows, height)
+    labels = _row_labels(names, height) if names else _block_labels(rows, height)
     drawn = {
         **axes.layout(span, height + axes.MARGIN["t"] + axes.MARGIN["b"], _rows_axis(len(rows), labels)),
         "shapes": [*([] if names else _separators(rows)), *_outline(chosen, len(rows))],
@@ -146,6 +150,7 @@ def _layout(
     if names:
         longest = max((len(text) for _, text in labels), default=0)
         drawn["margin"] = {**drawn["margin"], "l": max(axes.MARGIN["l"], round(NAME_PX * longest) + 12)}
+        drawn["yaxis"]["tickfont"] = {"size": NAME_FONT}
     return drawn
 
 
@@ -194,12 +199,14 @@ def _ticks(scale: palette.Scale) -> list[tuple[float, str]]:
 def _hatched(codes: npt.NDArray[np.int16], scale: palette.Scale, placed: Placed, height: int) -> npt.NDArray[np.int16]:
     """Return the codes with stripes in cells that are frozen or have no gradient: every other stripe has another code.
 
-    A stripe is as wide as a few narrow columns, or as one that is wider.
+    A stripe is as wide as a few narrow columns, or as one that is wider; those of flat rows alternate. It stays where
+    it is as a run grows, until its width doubles: only new columns travel.
     """
     middle = (placed.edges[:-1] + placed.edges[1:]) / 2
-    shares = (middle - placed.edges[0]) / max(1e-9, placed.edges[-1] - placed.edges[0])
-    across = np.unique(np.floor(STRIPES * shares), return_inverse=True)[1]
-    down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height)
+    stripe = 2.0 ** round(math.log2((placed.edges[-1] - placed.edges[0]) / STRIPES))
+    across = np.unique(np.floor(middle / stripe), return_inverse=True)[1]
+    is_flat = height < 2 * ROW_PX * len(codes)
+    down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height) * is_flat
     is_between = (across[None, :] + down[:, None]) % 2 == 1
     drawn = codes.copy()
     for name in ("frozen", "no_gradient"):
@@ -229,16 +236,13 @@ class RowLink:
         return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [worst, *others])
 
 
-def _row_link(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer], *, has_baseline: bool) -> dict[str, Any]:
-    """Return titles and links of the rows, and where the stat has one the baseline of each row's linked layer."""
-    known = {layer["layer"]: layer for layer in layers}
-    leads = [RowLink.of(row, known) for row in rows]
-    baselines = [known.get(lead.numbers[0], {}).get("baseline") for lead in leads] if has_baseline else []
+def _linked(leads: Sequence[RowLink], known: Mapping[int, Layer]) -> dict[str, Any]:
+    """Return titles and links of the rows, and the baseline of the layer that each leads to, of those ``known``."""
     return {
         "names": [lead.name for lead in leads],
         "layers": [lead.layer for lead in leads],
         "numbers": [lead.numbers for lead in leads],
-        "baselines": baselines,
+        "baselines": [known[lead.numbers[0]]["baseline"] if lead.numbers[0] in known else None for lead in leads],
     }
 
 
@@ -290,10 +294,10 @@ def _block_labels(rows: Sequence[Mapping[str, Any]], height: int) -> list[tuple[
     return [(_middle(block), number_text.short_block(blocks[block[0]])) for block in labelled]
 
 
-def _row_labels(rows: Sequence[Mapping[str, Any]], height: int, names: Common) -> list[tuple[float, str]]:
+def _row_labels(names: Sequence[str], height: int) -> list[tuple[float, str]]:
     """Return the names of the rows that have room, the first one above all: the worst."""
-    each = max(1, -(-NAMED_ROW_PX * len(rows) // height))
-    return [(float(place), _cut(names.short(str(rows[place]["name"])))) for place in range(0, len(rows), each)]
+    each = max(1, -(-NAMED_ROW_PX * len(names) // height))
+    return [(float(place), _cut(names[place])) for place in range(0, len(names), each)]
 
 
 def _cut(name: str) -> str:

@@ -95,9 +95,8 @@ def _states_at(
 
 
 def _nearest(missing: Mask, columns: NDArray[np.intp], known: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return for each cell the state of the nearest column that was read, where the value of its row is missing, too.
-
-    Without one on either side a layer was without a value for a short time: it had no gradient.
+    """Return for each cell the state of the nearest column that was read, before or after it, in which the value of its
+    row is missing, too; without one on either side, of any such column.
     """
     places = np.arange(missing.shape[1])
     after = np.minimum(np.searchsorted(columns, places), len(columns) - 1)
@@ -105,6 +104,7 @@ def _nearest(missing: Mask, columns: NDArray[np.intp], known: NDArray[np.uint8])
     is_nearer = np.abs(places - columns[before]) < np.abs(columns[after] - places)
     first, second = np.where(is_nearer, before, after), np.where(is_nearer, after, before)
     at = missing[:, columns]
-    short = np.uint8(STATES.index(NO_GRADIENT))
-    found: NDArray[np.uint8] = np.where(at[:, first], known[:, first], np.where(at[:, second], known[:, second], short))
+    some = known[np.arange(len(known)), np.argmax(at, axis=1)]
+    other = np.where(at.any(axis=1), some, np.uint8(UNKNOWN))[:, None]
+    found: NDArray[np.uint8] = np.where(at[:, first], known[:, first], np.where(at[:, second], known[:, second], other))
     return found

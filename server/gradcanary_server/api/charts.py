@@ -314,8 +314,8 @@ def build_heatmap(
     for number, columns in enumerate(slices):
         cells.add(columns, read(number, drawn))
     encoded = cells.encode()
-    if stat in _EACH_STEP:
-        missing = encoded == NO_DATA
+    missing = encoded == NO_DATA
+    if stat in _EACH_STEP and missing.any():
         layers_of = [numbers[list(row.columns)] for row in rows]
         codes = (WITHOUT_GRADIENT, FROZEN, EXACT_ZERO if stat == "nonfinite" else NO_DATA, NO_DATA)
         why = cell_states.explain(connection, measurements, result, missing, layers_of)

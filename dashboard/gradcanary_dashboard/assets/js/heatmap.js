@@ -3,6 +3,7 @@
   const { last, plots, step } = window.gradcanary;
   const STAY_MS = 150;
   const AWAY_PX = 12;
+  const LOW = 10; // so many times below its baseline a value is worth a word
   const heard = new WeakSet();
 
   let known = {}; // the cell that was asked for last, and its exact value
@@ -68,7 +69,7 @@
     const baseline = meta.baselines[row];
     if (!baseline) return "";
     const times = code in meta.special ? 0 : baseline / Math.pow(10, code / 1000);
-    return (times >= 2 ? scientific(times, 2) + " times below the baseline " : "baseline ") + scientific(baseline, 2);
+    return (times >= LOW ? scientific(times, 2) + " times below the baseline " : "baseline ") + scientific(baseline, 2);
   }
 
   function linesOf(cell, value) {

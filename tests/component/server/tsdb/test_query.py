@@ -35,25 +35,13 @@ def store(tmp_path_factory):
 launches = stories.launches(20, (1, 10))
 
 
-def widths_of(answer):
-    """Return the width of each bucket: that of its span, as far as the next one."""
-    starts, uniform = decoded(answer["steps"]), {"step": 0, "bucket_steps": answer["bucket_steps"]}
-    spans = answer["spans"] or [uniform]
-    assert answer["bucket_steps"] == min(span["bucket_steps"] for span in spans)
-    of_span = np.array([span["bucket_steps"] for span in spans])
-    numbers = np.searchsorted([span["step"] for span in spans], starts, side="right") - 1
-    assert (starts % of_span[numbers] == 0).all()
-    ends = np.append([span["step"] for span in spans[1:]], np.inf)[numbers]
-    return np.minimum(of_span[numbers], ends - starts)
-
-
 @quick
 @given(launches, st.sampled_from([4, 30]), st.sampled_from([1, 2, 7, 50, 1000]))
 def test_every_bucket_equals_a_plain_reading(store, story, cut, points):
     stories.send(store, story, cut)
     samples = stories.counted(story)
     answer = json.loads(store.pictures(points))["absmax"]
-    starts, widths = decoded(answer["steps"]), widths_of(answer)
+    starts, widths = decoded(answer["steps"]), stories.widths_of(answer)
     assert len(starts) <= points
     assert starts[0] <= min(samples) < starts[0] + widths[0]
     assert starts[-1] <= max(samples) < starts[-1] + widths[-1]
