@@ -45,9 +45,9 @@ def icon(name: str) -> html.Span:
     return html.Span(className=f"icon icon-{name}", **attributes(aria_hidden="true"))
 
 
-def badge(tone: str, word: str) -> html.Span:
-    """Return a coloured label with icon and word."""
-    return html.Span([icon(ICONS[tone]), word], className=f"badge tone-{tone}")
+def badge(tone: str, word: str, *, is_solid: bool = False) -> html.Span:
+    """Return a coloured label with icon and word; that of an alarm is solid."""
+    return html.Span([icon(ICONS[tone]), word], className=f"badge tone-{tone}{' solid' if is_solid else ''}")
 
 
 def severity_icon(severity: str) -> html.Span:

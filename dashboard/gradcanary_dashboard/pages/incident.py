@@ -13,6 +13,7 @@ from gradcanary_dashboard.address.run import View, layer_url, parse, run_url
 from gradcanary_dashboard.analysis import picture, timeline
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.timeline import Entry
+from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static
 from gradcanary_dashboard.components.incident_card import actions
 from gradcanary_dashboard.components.static import TREES
@@ -158,7 +159,8 @@ def _legend(incident: Mapping[str, Any], view: View) -> list[html.Li]:
 def _title(incident: Mapping[str, Any]) -> html.H1:
     words = html.Span(incident_text.headline(incident), **elements.attributes(aria_live="polite"))
     tone = incident["severity"]
-    return html.H1([elements.badge(tone, tone), words], className=f"verdict tone-{tone}")
+    is_loud = incident["state"] == "open" or is_unrecovered(incident)
+    return html.H1([elements.badge(tone, tone, is_solid=is_loud), words], className=f"verdict tone-{tone}")
 
 
 def _rule(incident: Mapping[str, Any]) -> str:
