@@ -22,6 +22,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "agent")]
 
 from PIL import Image  # noqa: E402 -- likewise
 from playwright.sync_api import Browser, BrowserContext, sync_playwright  # noqa: E402 -- likewise
+from playwright.sync_api import Error as PlaywrightError  # noqa: E402 -- likewise
 
 from gradcanary.demo.processes import Collector, new_secret  # noqa: E402 -- likewise
 from gradcanary.demo.story import Receiver  # noqa: E402 -- likewise
@@ -119,6 +120,9 @@ def photograph_trainings(camera: Camera) -> None:
             runner.start(wave)
             runner.wait()
         camera.photograph(collector.url, pages(collector) | STATES)
+        for run in (RUN, PAIR[0]):
+            for incident in collector.read(f"/incidents?run={run}")["incidents"]:
+                print(f"{run}: {incident['summary']}")  # noqa: T201 -- the captions of the documents quote it
 
 
 def pages(collector: Collector) -> dict[str, str]:
@@ -191,12 +195,20 @@ class Camera:
         return not self.published or f"{size} {theme}" in PUBLISHED.get(name, [])
 
     def _take(self, context: BrowserContext, address: str) -> bytes:
-        page = context.new_page()
-        page.goto(address)
-        plots.await_figures(page)
-        page.wait_for_timeout(1500)
-        picture = page.screenshot(full_page=True)
-        page.close()
+        """Return a picture of a page; a machine that is busy gets three tries."""
+        for others in (2, 1, 0):
+            page = context.new_page()
+            try:
+                page.goto(address)
+                plots.await_figures(page)
+                page.wait_for_timeout(1500)
+                picture = page.screenshot(full_page=True)
+                break
+            except (AssertionError, PlaywrightError):
+                if not others:
+                    raise
+            finally:
+                page.close()
         return small(picture) if self.published else picture
 
 
