@@ -122,7 +122,7 @@ def photograph_trainings(camera: Camera) -> None:
         camera.photograph(collector.url, pages(collector) | STATES)
         for run in (RUN, PAIR[0]):
             for incident in collector.read(f"/incidents?run={run}")["incidents"]:
-                print(f"{run}: {incident['summary']}")  # noqa: T201 -- the captions of the documents quote it
+                print(f"{run}: {incident['summary']}")  # the captions quote it
 
 
 def pages(collector: Collector) -> dict[str, str]:
