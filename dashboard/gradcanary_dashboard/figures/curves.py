@@ -178,9 +178,15 @@ def _is_cut(found: Sequence[Curve]) -> bool:
 
 
 def _ticks(floor: float, top: float) -> int | str:
-    """Return the distance of labels in decades; with fewer than two labels, also at 2 and 5 of each decade."""
-    decades = math.log10(top / floor)
-    return "D2" if decades < FEW_DECADES else max(1, math.ceil(decades / 6))
+    """Return the distance of labels in decades; with fewer than two labels, also at 2 and 5 of each decade.
+
+    An axis without a power of ten has whole numbers: a lone 2 would not say of which decade it is.
+    """
+    low, high = math.log10(floor), math.log10(top)
+    if math.floor(high) < low:
+        steps = [part * 10.0 ** math.floor(low) for part in (0.5, 1, 2, 5)]
+        return f"L{next(step for step in steps if top // step - floor // step <= 3)}"
+    return "D2" if high - low < FEW_DECADES else max(1, math.ceil((high - low) / 6))
 
 
 def above(curve: Curve, floor: float) -> Curve:

@@ -20,8 +20,10 @@ from pathlib import Path
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "agent")]
 
+import numpy as np  # noqa: E402 -- likewise
 from PIL import Image  # noqa: E402 -- likewise
 from playwright.sync_api import Browser, BrowserContext, sync_playwright  # noqa: E402 -- likewise
+from playwright.sync_api import Error as PlaywrightError  # noqa: E402 -- likewise
 
 from gradcanary.demo.processes import Collector, new_secret  # noqa: E402 -- likewise
 from gradcanary.demo.story import Receiver  # noqa: E402 -- likewise
@@ -32,7 +34,7 @@ RESUMED = trainings.RESUMED.run
 PAIR = (trainings.BF16.run, trainings.FP32.run)
 STATES = {
     "run_resumed": f"/runs/{RESUMED}?stat=update_ratio&order=block",
-    "run_zoomed": f"/runs/{RESUMED}?from=280&to=360&value=max",
+    "run_zoomed": f"/runs/{RESUMED}?from=180&to=260&value=max",
     "run_refused": f"/runs/{RUN}?rows=lora_(A",
     "run_filtered": f"/runs/{RUN}?rows=lora_A&order=worst&stat=norm",
     "runs_filtered": "/?text=lora&state=finished",
@@ -68,7 +70,7 @@ WAIT_S = 60
 
 MOST_HIGH = 1200
 """Pixels of a published picture: what one sees first."""
-COLOURS = 128
+COLOURS, KEPT_COLOURS = 100, 28
 
 FILM_SIZE = (1200, 760)
 FILM_STEPS = 500
@@ -119,6 +121,9 @@ def photograph_trainings(camera: Camera) -> None:
             runner.start(wave)
             runner.wait()
         camera.photograph(collector.url, pages(collector) | STATES)
+        for run in (RUN, PAIR[0]):
+            for incident in collector.read(f"/incidents?run={run}")["incidents"]:
+                print(f"{run}: {incident['summary']}")  # the captions quote it
 
 
 def pages(collector: Collector) -> dict[str, str]:
@@ -191,12 +196,20 @@ class Camera:
         return not self.published or f"{size} {theme}" in PUBLISHED.get(name, [])
 
     def _take(self, context: BrowserContext, address: str) -> bytes:
-        page = context.new_page()
-        page.goto(address)
-        plots.await_figures(page)
-        page.wait_for_timeout(1500)
-        picture = page.screenshot(full_page=True)
-        page.close()
+        """Return a picture of a page; a machine that is busy gets three tries."""
+        for others in (2, 1, 0):
+            page = context.new_page()
+            try:
+                page.goto(address)
+                plots.await_figures(page)
+                page.wait_for_timeout(1500)
+                picture = page.screenshot(full_page=True)
+                break
+            except (AssertionError, PlaywrightError):
+                if not others:
+                    raise
+            finally:
+                page.close()
         return small(picture) if self.published else picture
 
 
@@ -204,11 +217,25 @@ def small(picture: bytes) -> bytes:
     """Return a picture in few colours and not too high: a third of its bytes, and one sees no difference."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image = image.crop((0, 0, image.width, min(image.height, MOST_HIGH)))
+    colours, places, counts = np.unique(
+        np.asarray(image).reshape(-1, 3) @ [1 << 16, 1 << 8, 1], return_inverse=True, return_counts=True
+    )
+    # The commonest as they are, so that no grey has a tint; the others far apart: a red word in a grey page is red.
+    far = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    kept = _levels(colours[np.argsort(counts)[-KEPT_COLOURS:]])
+    palette = np.concatenate([kept, np.array(far).reshape(-1, 3)])
+    # Pillow takes the nearest colour of a palette by the upper bits alone.
+    nearest = ((_levels(colours)[:, None] - palette) ** 2).sum(2).argmin(1)
+    few = Image.fromarray(nearest[places].reshape(image.height, image.width).astype(np.uint8), "P")
+    few.putpalette(palette.astype(np.uint8).tobytes())
     made = io.BytesIO()
-    # Not the colours of most pixels: a red word in a grey page would be grey.
-    few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(made, "PNG", optimize=True)
     return made.getvalue()
+
+
+def _levels(colours: np.ndarray) -> np.ndarray:
+    """Return red, green and blue of packed colours, a row for each."""
+    return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1)
 
 
 def thinned(frames: list[bytes], count: int) -> list[bytes]:

@@ -65,7 +65,7 @@ COLLAPSED = _llama(
     "collapse",
     note="lora_B of blocks 3-5 in a parameter group of its own",
 )
-RESUMED = _llama("toy-llama-lora-s1", "--seed 1 --steps 500")
+RESUMED = _llama("toy-llama-lora-s1", "--seed 1 --steps 400")
 BF16 = Training(
     "curves-k512-bf16",
     "support.programs.bf16_sums",
@@ -80,9 +80,9 @@ FP32 = Training(
 BASE = Training("toy-llama-base", "support.programs.toy_llama pretrain --steps 300", tags=("toy-llama",))
 WAVES = (
     (
-        BASE,
-        BF16,
+        BF16,  # beside each other, so that their steps take as long as this machine lets both
         FP32,
+        BASE,
         Training("digits-head", "words.jobs healthy_finetune", tags=("digits",)),
         Training("ring-gan", "words.jobs healthy_gan"),
         Training("policy-mask", "words.jobs masked_entropy", frozenset({"nonfinite"})),
@@ -92,9 +92,9 @@ WAVES = (
     (
         COLLAPSED,
         _llama("toy-llama-lora-s0", ""),
-        _llama(RESUMED.run, "--seed 1 --steps 500 --preempt 330", status=-15),
+        _llama(RESUMED.run, "--seed 1 --steps 400 --preempt 230", status=-15),
     ),
-    (RESUMED, _llama("toy-llama-lora-s2", "--seed 2 --steps 400 --stays")),
+    (RESUMED, _llama("toy-llama-lora-s2", "--seed 2 --steps 300 --stays")),
 )
 """Each wave needs what the one before has saved."""
 

@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=["pretrain", "lora"])
     parser.add_argument("--run", required=True)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wrong-decay", type=int, metavar="STEP")
     parser.add_argument("--preempt", type=int, metavar="STEP")
