@@ -12,7 +12,7 @@ from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes, curves, palette
 from gradcanary_dashboard.figures import events as event_marks
 
-HEIGHT = 140
+HEIGHT = 190
 MOST_GROUPS = 16
 """Most requested groups: an optimizer that steps inside backward may have one per layer."""
 

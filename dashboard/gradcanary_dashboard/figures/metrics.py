@@ -27,6 +27,9 @@ MOST_PANELS = 100
 FAINT = 0.35
 """Opacity of the measured line behind its moving average."""
 
+SMALL = {"l": 66}
+"""The margin of a small figure, whose axis is not below another one."""
+
 ENVELOPES = 3
 """Up to this many lines each has its envelope."""
 
@@ -38,7 +41,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 class Kind:
     """The drawing of a metric: title, description, height in pixels, unit of the axis, and format of a value.
 
-    One that ``is_dense`` has a value in each step: a step without one is a hole.
+    One that ``is_dense`` has a value in each step: a step without one is a hole. One that ``is_large`` has the width of
+    the page, others stand in two columns.
     """
 
     title: str
@@ -48,23 +52,21 @@ class Kind:
     unit: Callable[[float], Unit] = units.plain
     told: Callable[[float], str] = numbers.scientific
     is_dense: bool = False
+    is_large: bool = False
 
-
-def _ordinary(name: str) -> Kind:
-    return Kind(name, height=190)
 
 
 RATES = "rates"
 OWN = {
-    "loss": Kind("Loss", height=190, is_dense=True),
-    RATES: Kind("Learning rate"),
-    "total_norm": Kind("Total norm", "of all gradients, before clipping", is_dense=True),
+    "loss": Kind("Loss", height=250, is_dense=True, is_large=True),
+    RATES: Kind("Learning rate", height=learning_rates.HEIGHT, is_large=True),
+    "total_norm": Kind("Total norm", "of all gradients, before clipping", 220, is_dense=True, is_large=True),
     "clip_factor": Kind("Clip factor", "what gradients were multiplied with", is_dense=True),
     "scaler_scale": Kind("Scale of the GradScaler", told=numbers.integer, is_dense=True),
     "skipped_total": Kind("Skipped steps", "in all so far", told=numbers.integer),
     "step_time_s": Kind("Step time", unit=units.of_seconds, told=numbers.seconds, is_dense=True),
     "peak_memory_bytes": Kind("Peak memory", unit=units.of_bytes, told=numbers.size),
-    "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, told=numbers.percent),
+    "agent_share": Kind("Agent", "its share of the time", axis={"tickformat": "~%"}, told=numbers.percent),
 }
 """The agent's own metrics in the order of the page; logged metrics follow by name."""
 
@@ -199,7 +201,7 @@ def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: Event
 
 def _panel(name: str, series: list[Series]) -> Panel:
     ranked = sorted(series, key=lambda each: (bool(each.tags), each.text))
-    kind = OWN.get(name) or _ordinary(name)
+    kind = OWN.get(name) or Kind(name)
     key = name if name in OWN else f"metric-{sha256(name.encode()).hexdigest()[:10]}"
     return Panel(key, kind, ranked)
 
@@ -245,6 +247,8 @@ def _figure(
     yaxis, is_log = {**suffix, **panel.kind.axis}, curves.is_log(scaled, view.y)
     layout, top, shown = curves.plotted([*scaled, *averages], span, panel.kind.height, yaxis, is_log=is_log)
     layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
+    if not panel.kind.is_large:
+        layout["margin"].update(SMALL)
     traces: list[dict[str, Any]] = []
     for place, (series, curve) in enumerate(drawn):
         pen, line = pens[series.ident], shown[place]

@@ -17,7 +17,7 @@ from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.curve import is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, phases
-from gradcanary_dashboard.analysis.verdict import verdict
+from gradcanary_dashboard.analysis.verdict import label, verdict
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.run import RunData
 from gradcanary_dashboard.components import (
@@ -63,6 +63,7 @@ SLOTS = {
     "accumulators-tally": "children",
     "incidents": static.TREES,
     "incident-tally": "children",
+    "overview": static.TREES,
     "notes": "children",
     "layer-rows": static.TREES,
     "layer-rows-tally": "children",
@@ -82,12 +83,22 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     run = place["run"]
     return [
         html.Div(
-            [elements.crumbs([("Runs", "/")], run), share_bar.of_run(run, contents, share_bar.run_settings_link(run))],
+            [
+                html.Div([elements.crumbs([("Runs", "/")], None), html.H1(run)], className="titled"),
+                share_bar.of_run(run, contents, share_bar.run_settings_link(run)),
+            ],
             className="run-head",
         ),
-        html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
-        static.slot("tiles", contents.get("tiles"), className="tiles"),
-        html.Div([_figures(contents), _aside(contents)], className="columns"),
+        html.Div(contents.get("verdict"), id="verdict"),
+        html.Div(
+            [
+                static.slot("tiles", contents.get("tiles"), className="tiles"),
+                _incidents(contents),
+                _figures(contents),
+                _aside(contents),
+            ],
+            className="columns of-run",
+        ),
         elements.page_state("run", contents.get("shown")),
     ]
 
@@ -132,7 +143,8 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "accumulators-tally": accumulators.tally(sums),
         "incidents": static.encode(incident_card.panel(data.incidents, view)),
         "incident-tally": incident_card.tally(data.incidents),
-        "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
+        "overview": static.encode(configuration.overview(data.run, data.layers)),
+        "notes": notes.cards({**data.run, "facts": []}),
         "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
@@ -240,12 +252,17 @@ def _trend_csv(contents: Mapping[str, Any]) -> html.A:
     return share_bar.csv_link("trend-csv", contents.get("trend-csv"), "Every sample of this curve", "save")
 
 
-def _aside(contents: Mapping[str, Any]) -> html.Div:
+def _incidents(contents: Mapping[str, Any]) -> html.Section:
     tally = html.Span(contents.get("incident-tally"), id="incident-tally")
     incidents = static.slot("incidents", contents.get("incidents"))
+    return elements.card("incidents", incidents, title="Incidents", aside=tally)
+
+
+def _aside(contents: Mapping[str, Any]) -> html.Div:
+    ran = static.slot("overview", contents.get("overview"))
     return html.Div(
         [
-            elements.card("incidents", incidents, title="Incidents", aside=tally),
+            elements.card("overview", ran, title="What ran"),
             elements.card(
                 "accumulators",
                 static.slot("accumulators", contents.get("accumulators")),
@@ -266,14 +283,13 @@ def _layers_csv(contents: Mapping[str, Any]) -> html.A:
 def _verdict(data: RunData) -> list[Any]:
     said = verdict(data.run)
     loss = loss_levels.words(data.loss, data.loss_since)
-    return [elements.verdict(said if loss is None else replace(said, beside=f"; {loss}"))]
+    spoken = said if loss is None else replace(said, beside=f"; {loss}")
+    return [elements.verdict_below(spoken, label(said, data.incidents))]
 
 
 def _tiles(data: RunData) -> list[html.Div]:
     run = data.run
     fires = sum(map(layers.has_incident, data.layers))
-    ks = sorted({layer["micro_steps"] for layer in data.layers if layer["micro_steps"] is not None})
-    k = f"{', '.join(map(numbers.integer, ks[:4]))} micro-step{'' if ks == [1] else 's'}" if ks else ""
     return [
         elements.tile("Step", numbers.integer(run["step"]), _pulse(data)),
         elements.tile(
@@ -282,7 +298,7 @@ def _tiles(data: RunData) -> list[html.Div]:
             _below_layers(data),
             bad=fires > 0,
         ),
-        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), [html.Span(k), _way_to_sums()]),
+        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), _way_to_sums()),
         _loss(data),
     ]
 
