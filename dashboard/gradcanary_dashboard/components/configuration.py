@@ -14,6 +14,7 @@ from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis.launches import Launch
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import learning_rates
 from gradcanary_dashboard.text import numbers
 
 Setting: TypeAlias = Mapping[str, Any]
@@ -25,8 +26,8 @@ SHORT_COMMIT = 10
 SHORT_COMMAND = 160
 """Characters of a command and of a commit that are shown unfolded."""
 
-SHOWN_SETTINGS = ("lr", "weight_decay")
-"""Settings of the optimizer that are shown unfolded, of the first parameter group."""
+MOST_VALUES = 4
+"""Learning rates, and counts of micro-steps, that are shown."""
 
 
 def overview(run: Mapping[str, Any], layers: Sequence[Layer]) -> list[Any]:
@@ -35,7 +36,7 @@ def overview(run: Mapping[str, Any], layers: Sequence[Layer]) -> list[Any]:
     *earlier, (_, newest) = known or [(0, {"environment": None, "settings": []})]
     environment, settings = newest["environment"] or {}, newest["settings"]
     lines = [_change(settings, place) for place, each in enumerate(settings) if each["checked"] is not None]
-    facts = {**_times(run), **_program(environment), **_training(settings, layers), "Launches": _launches(run)}
+    facts = {**_times(run), **_program(environment), **_training(run, settings, layers), "Launches": _launches(run)}
     return [
         *_command(environment),
         html.Dl([html.Div([html.Dt(name), html.Dd(told)]) for name, told in facts.items() if told], className="ran"),
@@ -69,13 +70,15 @@ def _program(environment: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _training(settings: Sequence[Setting], layers: Sequence[Layer]) -> dict[str, Any]:
+def _training(run: Mapping[str, Any], settings: Sequence[Setting], layers: Sequence[Layer]) -> dict[str, Any]:
     first = {each["name"]: exact(each["value"]) for each in reversed(settings) if each["checked"] is None}
-    said = [first.pop("optimizer", ""), *(f"{name} {first[name]}" for name in SHOWN_SETTINGS if name in first)]
+    decay = f"weight_decay {first['weight_decay']}" if "weight_decay" in first else None
+    rates = [metric["last"] for metric in run["metrics"] if learning_rates.is_rate(metric["name"])]
     ks = sorted({layer["micro_steps"] for layer in layers if layer["micro_steps"] is not None})
     return {
-        "Optimizer": ", ".join(filter(None, said)),
-        "Micro-steps": ", ".join(map(numbers.integer, ks[:4])) + (" a step" if ks else ""),
+        "Optimizer": ", ".join(filter(None, (first.get("optimizer"), decay))),
+        "Learning rate": ", ".join(map(numbers.scientific, list(dict.fromkeys(rates))[:MOST_VALUES])),
+        "Micro-steps": ", ".join(map(numbers.integer, ks[:MOST_VALUES])) + (" a step" if ks else ""),
     }
 
 
@@ -86,10 +89,10 @@ def _command(environment: Mapping[str, Any]) -> list[Any]:
 
 
 def _shortened(command: str) -> str:
-    program, _, rest = command.partition(" ")
-    script, space, arguments = rest.partition(" ")
-    script = script if script.startswith("-") else script.rpartition("/")[2]
-    text = f"{program.rpartition('/')[2]} {script}{space}{arguments}"
+    program, *rest = command.split(" ", 2)
+    if rest and not rest[0].startswith("-"):
+        rest[0] = rest[0].rpartition("/")[2]
+    text = " ".join((program.rpartition("/")[2], *rest))
     return text if len(text) <= SHORT_COMMAND else f"{text[:SHORT_COMMAND]} …"
 
 

@@ -55,7 +55,6 @@ class Kind:
     is_large: bool = False
 
 
-
 RATES = "rates"
 OWN = {
     "loss": Kind("Loss", height=250, is_dense=True, is_large=True),

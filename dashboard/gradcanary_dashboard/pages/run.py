@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,11 +85,11 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(
             [
                 html.Div([elements.crumbs([("Runs", "/")], None), html.H1(run)], className="titled"),
+                html.Div(contents.get("verdict"), id="verdict"),
                 share_bar.of_run(run, contents, share_bar.run_settings_link(run)),
             ],
-            className="run-head",
+            className="run-head judged",
         ),
-        html.Div(contents.get("verdict"), id="verdict"),
         html.Div(
             [
                 static.slot("tiles", contents.get("tiles"), className="tiles"),
@@ -120,7 +120,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
     rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {
         "verdict": _verdict(data),
-        "tiles": static.encode(_tiles(data)),
+        "tiles": static.encode(_tiles(data, sums)),
         "heat-words": f"{STATS[view.stat].title}, every layer",
         **figure_controls.offered(view, data.layers),
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
@@ -287,7 +287,8 @@ def _verdict(data: RunData) -> list[Any]:
     return [elements.verdict_below(spoken, label(said, data.incidents))]
 
 
-def _tiles(data: RunData) -> list[html.Div]:
+def _tiles(data: RunData, sums: Sequence[accumulators.Group]) -> list[html.Div]:
+    """Return the tiles; on a phone they stand below the heatmap, so nothing in them takes the focus."""
     run = data.run
     fires = sum(map(layers.has_incident, data.layers))
     return [
@@ -298,7 +299,7 @@ def _tiles(data: RunData) -> list[html.Div]:
             _below_layers(data),
             bad=fires > 0,
         ),
-        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), _way_to_sums()),
+        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), accumulators.tally(sums)),
         _loss(data),
     ]
 
@@ -310,11 +311,6 @@ def _below_layers(data: RunData) -> list[html.Span]:
     said = [numbers.low(data.run["below_threshold"]), frozen.partition(":")[0]]
     said += [f"{numbers.plural(later, 'layer')} not trainable"] if later else []
     return [html.Span(words) for words in said if words]
-
-
-def _way_to_sums() -> html.A:
-    """Return the link to the grid of accumulators, which is far below the tile on a narrow page."""
-    return html.A("details", href="#accumulators-title")
 
 
 def _pulse(data: RunData) -> list[Any]:
