@@ -342,7 +342,7 @@ def test_a_page_that_is_asked_for_while_the_server_is_away_is_there_when_it_is_b
     link.click()
     expect(page.locator("#offline")).to_be_visible()
     watched.start()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("layers collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("layers collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     page.wait_for_selector(IMAGE)
     complaints.clear()
@@ -356,7 +356,7 @@ def test_a_page_that_loads_as_the_server_goes_away_is_filled_when_it_is_back(
     page.goto(f"{watched.url}/runs/{RUN}")
     expect(page.locator("#offline")).to_be_visible()
     page.unroute("**/_dash-update-component*")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("layers collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("layers collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     complaints.clear()
 
