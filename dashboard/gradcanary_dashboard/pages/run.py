@@ -14,12 +14,12 @@ from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis import loss as loss_levels
 from gradcanary_dashboard.analysis.arrays import decode
-from gradcanary_dashboard.analysis.curve import is_of_samples
+from gradcanary_dashboard.analysis.curve import Curve, is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, phases
 from gradcanary_dashboard.analysis.verdict import label, verdict
 from gradcanary_dashboard.collector import run as run_data
-from gradcanary_dashboard.collector.run import RunData
+from gradcanary_dashboard.collector.run import OtherRun, RunData
 from gradcanary_dashboard.components import (
     accumulators,
     configuration,
@@ -28,6 +28,7 @@ from gradcanary_dashboard.components import (
     incident_card,
     layer_table,
     notes,
+    run_picker,
     share_bar,
     static,
 )
@@ -46,6 +47,9 @@ SLOTS = {
     "legend": "children",
     "heatmap": elements.FIGURE,
     "chosen": static.TREES,
+    "vs-runs": "children",
+    "vs": static.TREES,
+    "vs-heatmap": elements.FIGURE,
     "run-zoom-note": "children",
     "run-reset": "hidden",
     "run-moves": figure_controls.STEPS,
@@ -75,6 +79,7 @@ SLOTS = {
 FIGURES = {
     "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
     "trend": "A stat of the chosen layer over the steps",
+    "vs-heatmap": "Heatmap of the other run, layers by the same steps",
 }
 
 
@@ -86,7 +91,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             [
                 html.Div([elements.crumbs([("Runs", "/")], None), html.H1(run)], className="titled"),
                 html.Div(contents.get("verdict"), id="verdict"),
-                share_bar.of_run(run, contents, share_bar.run_settings_link(run)),
+                share_bar.of_run(run, contents, run_picker.versus(contents), share_bar.run_settings_link(run)),
             ],
             className="run-head judged",
         ),
@@ -110,7 +115,7 @@ def unknown(run: str) -> list[Any]:
 
 
 def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
-    """Return the contents of every slot; ``search`` is the query of the view."""
+    """Return the contents of every slot but ``vs-runs``; ``search`` is the query of the view."""
     run, has_ended = data.run["run"], data.run["state"] in numbers.ENDED
     clock = run_data.clock(view, data.heatmap)
     span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
@@ -149,7 +154,15 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events),
+        "vs": static.encode(run_picker.beside(run, data.other.run if data.other else None, view)),
+        "vs-heatmap": _other_heatmap(data.other, span) if data.other else elements.NO_FIGURE,
     }
+
+
+def _other_heatmap(other: OtherRun, span: axes.Span) -> axes.Figure:
+    """Return the heatmap of the run beside this one, over the steps of this one."""
+    events = Events.of(other.run, other.heatmap["marks"])
+    return heatmap.figure(other.heatmap, span, other.layer["layer"] if other.layer else None, events, other.layers)
 
 
 def _is_of_samples(data: RunData, events: Events) -> bool:
@@ -179,7 +192,14 @@ def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
     return {
         "panels": figure_controls.metric_cards(*metric_figures.listed(found, view.metrics)),
         # The browser asks for metrics once the page shows the query of its address.
-        "metrics-state": json.dumps({"run": data.run["run"], "revision": data.run["revision"], "search": search}),
+        "metrics-state": json.dumps(
+            {
+                "run": data.run["run"],
+                "revision": data.run["revision"],
+                "search": search,
+                "vs": data.other and data.other.run["revision"],
+            }
+        ),
         "metrics-found": len(found) <= figure_controls.FEW_METRICS and view.metrics is None,
         "metrics-tally": metric_figures.tally(found, view.metrics),
     }
@@ -204,11 +224,12 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
         events,
         firing=layers.is_firing(data.layer),
         baseline=data.layer["baseline"],
+        other=_other_curve(data.other),
     )
     return {
         "trend": drawn,
         "trend-title": static.encode(dcc.Link(name, href=href, className="layer")),
-        "trend-note": f"{stat.title.lower()}{measured}: mean in its min to max",
+        "trend-note": [f"{stat.title.lower()}{measured}: mean in its min to max", *_vs(data.other)],
         "trend-csv": share_bar.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
         "chosen": static.encode(
             [
@@ -217,6 +238,21 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
             ]
         ),
     }
+
+
+def _vs(other: OtherRun | None) -> list[Any]:
+    """Return the legend of the other run's line, or that it has none."""
+    if other is None:
+        return []
+    if other.layer is None:
+        return [f" \N{MIDDLE DOT} {other.run['run']} has no such parameter"]
+    return [" \N{MIDDLE DOT} ", html.Span([run_picker.stroke(), other.run["run"]], className="line")]
+
+
+def _other_curve(other: OtherRun | None) -> Curve | None:
+    if other is None or other.series is None:
+        return None
+    return Curve.read(other.series, other.series["series"][0], Events.of(other.run, ()))
 
 
 def _figures(contents: Mapping[str, Any]) -> html.Div:
@@ -230,6 +266,9 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
                 html.P(IDLE, id="readout", className="readout", **elements.attributes(aria_live="off", data_idle=IDLE)),
                 static.slot("chosen", contents.get("chosen"), tag=html.P, className="chosen-layer"),
+                # Hidden by the style sheet while there is no other run.
+                static.slot("vs", contents.get("vs")),
+                elements.graph("vs-heatmap", contents.get("vs-heatmap"), FIGURES["vs-heatmap"], zooms_back=False),
                 title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
                 aside=figure_controls.zoom_bar("run", contents),
             ),
