@@ -40,7 +40,11 @@ def options(run: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], view: V
     """Return the options of that choice: the chosen run, then runs with as many layers as this one, then others."""
     ranked = sorted(listed, key=lambda other: other["layers"] != run["layers"])
     names = dict.fromkeys([view.vs or "", *(other["run"] for other in ranked)])
-    others = [html.Option(name, value=name, selected=name == view.vs) for name in names if name not in ("", run["run"])]
+    others = [
+        html.Option(f"vs {name}", value=name, selected=name == view.vs)
+        for name in names
+        if name not in ("", run["run"])
+    ]
     return [html.Option("Compare with \N{HORIZONTAL ELLIPSIS}", value=""), *others]
 
 
