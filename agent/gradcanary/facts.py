@@ -35,15 +35,15 @@ FLAT = wire.Fact(
 )
 PIPELINE = wire.Fact(
     code="pipeline",
-    text="The model is cut into pipeline stages. Each rank sends the layers of its own stage: those of a rank that is "
-    "not watched are missing.",
+    text="The model is cut into pipeline stages. Each rank sends the parameters of its own stage: those of a rank "
+    "that is not watched are missing.",
     layers=(),
 )
 OTHER_LAYERS = wire.Fact(
     code="other_layers",
-    text="Ranks of this launch train different layers, as stages of a pipeline do. Each sends its own. A layer with "
-    "the name of another rank's has a prefix, as rank3. A step is shown when all these ranks have passed it. Loss, "
-    "learning rates and logged numbers are those of rank 0.",
+    text="Ranks of this launch train different parameters, as stages of a pipeline do. Each sends its own. A "
+    "parameter with the name of another rank's has a prefix, as rank3. A step is shown when all these ranks have "
+    "passed it. Loss, learning rates and logged numbers are those of rank 0.",
     layers=(),
 )
 COMPILED_STEP = wire.Fact(
@@ -72,8 +72,8 @@ SLOW_DEVICE = wire.Fact(
 )
 LAZY_DEVICE = wire.Fact(
     code="lazy_device",
-    text="Layers on an XLA device are not measured: a value read there would cut the graph that torch gathers, and so "
-    "slow the training down.",
+    text="Parameters on an XLA device are not measured: a value read there would cut the graph that torch gathers, "
+    "and so slow the training down.",
     layers=(),
 )
 LATE_GROUP = wire.Fact(
@@ -116,7 +116,7 @@ def merged(before: Iterable[wire.Fact], new: Sequence[wire.Fact]) -> tuple[wire.
 def float16_gradients(names: Sequence[str], step: int) -> wire.Fact:
     """Return the fact that the values of gradients show that they are computed in float16."""
     text = (
-        f"At step {step:,}, the gradients of {wording.count(len(names), 'layer')} were float32 tensors of numbers "
+        f"At step {step:,}, the gradients of {wording.count(len(names), 'parameter')} were float32 tensors of numbers "
         "computed in float16: each small element was a multiple of its smallest number."
     )
     return wire.Fact(wire.FLOAT16_GRADIENTS, text, tuple(names))
@@ -125,8 +125,9 @@ def float16_gradients(names: Sequence[str], step: int) -> wire.Fact:
 def float16_limit(names: Sequence[str], step: int) -> wire.Fact:
     """Return the fact that the smallest number of float16 cuts gradients off."""
     text = (
-        f"At step {step:,}, a quarter or more of the gradients of {wording.count(len(names), 'layer')} was zero, and "
-        "most other elements were under 2^-20, where float16 has 4 bits or fewer: what is under 2^-25 becomes zero."
+        f"At step {step:,}, a quarter or more of the gradients of {wording.count(len(names), 'parameter')} was zero, "
+        "and most other elements were under 2^-20, where float16 has 4 bits or fewer: what is under 2^-25 becomes "
+        "zero."
     )
     return wire.Fact(wire.FLOAT16_LIMIT, text, tuple(names))
 
@@ -184,7 +185,7 @@ def frozen_parameters(names: Sequence[str], total: int, since: int | None) -> wi
 def too_many_layers(found: int, most: int) -> wire.Fact:
     """Return the fact that a training has more layers than a session may have."""
     text = (
-        f"This training has {found:,} layers, and a run at most {most:,}: the first {most:,} are watched, the other "
-        f"{found - most:,} are not. watch(include=) or watch(exclude=) chooses."
+        f"This training has {found:,} parameters, and a run at most {most:,}: the first {most:,} are watched, the "
+        f"other {found - most:,} are not. watch(include=) or watch(exclude=) chooses."
     )
     return wire.Fact("too_many_layers", text, ())

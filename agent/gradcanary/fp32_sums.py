@@ -241,7 +241,7 @@ def _parameters_named(optimizer: torch.optim.Optimizer, params: str) -> Paramete
     named = [(name, parameter) for name, parameter in found if expression.search(name) and parameter is not None]
     chosen = [parameter for _, parameter in named if id(parameter) in low]
     if not chosen:
-        what = f"{count(len(named), 'layer')}, none of them bfloat16 or float16" if named else "no layer"
+        what = f"{count(len(named), 'parameter')}, none of them bfloat16 or float16" if named else "no parameter"
         others = ", ".join([name for name, parameter in found if id(parameter) in low][:3])
         raise ValueError(f"fp32_accumulators(params={params!r}) matches {what}; there are, for example, {others}")
     return chosen

@@ -51,7 +51,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "after_scale_drop": Cause(
         "All gradients fell together around the same steps: look for one cause of all of them before you look at "
-        "layers.",
+        "parameters.",
         "whole_model",
     ),
     "lora_partner": Cause(
@@ -61,8 +61,8 @@ CAUSES: Mapping[str, Cause] = {
         "group_settings",
     ),
     "parameter_group": Cause(
-        "The collapsed layers are exactly one parameter group of the optimizer: look at the learning rate, the "
-        "schedule and the weight decay of that group, and of the layers it is multiplied with.",
+        "The collapsed parameters are exactly one parameter group of the optimizer: look at the learning rate, the "
+        "schedule and the weight decay of that group, and of the parameters it is multiplied with.",
         "group_settings",
     ),
     "whole_blocks": Cause(
@@ -72,7 +72,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "rate_jump": Cause(
         "A learning rate jumped right before. Weights that it drives far away, or to zero, leave no gradient to the "
-        "layers they are multiplied with.",
+        "parameters they are multiplied with.",
         "group_settings",
     ),
     "weight_decay": Cause(
@@ -90,9 +90,9 @@ CAUSES: Mapping[str, Cause] = {
         "rate_back",
     ),
     "unknown_fall": Cause(
-        "Nothing else was reported around these steps that would explain it. What these layers are multiplied with may "
-        "have become small: their inputs, weights behind them, or a gate; or an activation or a softmax behind them "
-        "may be saturated. If their part of the loss is learnt, nothing is wrong.",
+        "Nothing else was reported around these steps that would explain it. What these parameters are multiplied "
+        "with may have become small: their inputs, weights behind them, or a gate; or an activation or a softmax "
+        "behind them may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
     ),
     "exponential_fall": Cause(
@@ -102,7 +102,7 @@ CAUSES: Mapping[str, Cause] = {
         "falling_factor",
     ),
     "under_siblings": Cause(
-        "These layers have had much smaller gradients than layers of the same kind since monitoring started: "
+        "These parameters have had much smaller gradients than parameters of the same kind since monitoring started: "
         "gradients vanish with depth, or a gate or scale near zero stands before them.",
         "depth",
     ),
@@ -132,22 +132,22 @@ CAUSES: Mapping[str, Cause] = {
         "whole_model",
     ),
     "after_explosion": Cause(
-        "Gradients of other layers exploded around the same steps: that comes first. A step that large moves weights "
-        "to where others have no gradient.",
+        "Gradients of other parameters exploded around the same steps: that comes first. A step that large moves "
+        "weights to where others have no gradient.",
         "explosion",
     ),
     "after_vanished": Cause(
-        "Other layers lost their gradient altogether around the same steps: look there first, these may lie behind "
+        "Other parameters lost their gradient altogether around the same steps: look there first, these may lie behind "
         "them.",
         "flow",
     ),
     "beside_collapse": Cause(
-        "Layers beside these collapsed in the steps before: look there first. Whatever took their gradients away may "
-        "change those of their neighbours, too.",
+        "Parameters beside these collapsed in the steps before: look there first. Whatever took their gradients away "
+        "may change those of their neighbours, too.",
         "small",
     ),
     "exploding": Cause(
-        "The gradients of these layers are far over what they were, and the loss is not: an outlier in the data, a "
+        "The gradients of these parameters are far over what they were, and the loss is not: an outlier in the data, a "
         "learning rate at the edge of what is stable, a division by something near zero, or a loss that is not "
         "averaged over what it should be.",
         "explosion",
@@ -176,17 +176,17 @@ CAUSES: Mapping[str, Cause] = {
         "small",
     ),
     "no_gradient_at_all": Cause(
-        "No layer has a gradient any more: the loss that is differentiated does not depend on the parameters, or "
+        "No parameter has a gradient any more: the loss that is differentiated does not depend on them, or "
         "gradients are cleared before the optimizer's step.",
         "flow",
     ),
     "never_any_gradient": Cause(
-        "No watched layer ever had a gradient, so none of them learns: the loss does not depend on them, or gradients "
-        "are cleared before the optimizer's step.",
+        "No watched parameter ever had a gradient, so none of them learns: the loss does not depend on them, or "
+        "gradients are cleared before the optimizer's step.",
         "flow",
     ),
     "only_zeros": Cause(
-        "Gradients reach the watched layers and have been exactly zero all along, so none of them learns. An "
+        "Gradients reach the watched parameters and have been exactly zero all along, so none of them learns. An "
         "activation behind them is zero for every input, or weights that they are multiplied with are.",
         "factor",
     ),
@@ -203,24 +203,24 @@ CAUSES: Mapping[str, Cause] = {
         "zero_factor",
     ),
     "idle_for_long": Cause(
-        "These layers are used now and then, such as experts that a router chooses, and have not been used for longer "
-        "than ever before: the router may have given them up, or the data that needs them is not there.",
+        "These parameters are used now and then, such as experts that a router chooses, and have not been used for "
+        "longer than ever before: the router may have given them up, or the data that needs them is not there.",
         "flow",
     ),
     "frozen_by_script": Cause(
-        "requires_grad was switched off for these layers: a stage of the training, as a rule. Nothing is wrong if "
+        "requires_grad was switched off for these parameters: a stage of the training, as a rule. Nothing is wrong if "
         "that was meant.",
         "meant",
     ),
     "handed_over": Cause(
-        "Similar layers, which had no gradient before, got theirs then: the training went on to another "
+        "Similar parameters, which had no gradient before, got theirs then: the training went on to another "
         "domain, task or stage, as a rule. Gradients cannot tell that from two of them swapped by mistake. Nothing is "
         "wrong if that was meant.",
         "meant",
     ),
     "never_used": Cause(
-        "The optimizer holds these layers and the loss has not depended on them so far: a head that this task does not "
-        "use, or a module that the forward pass does not call.",
+        "The optimizer holds these parameters and the loss has not depended on them so far: a head that this task "
+        "does not use, or a module that the forward pass does not call.",
         "unused",
     ),
     "never_used_unnamed": Cause(
@@ -229,9 +229,9 @@ CAUSES: Mapping[str, Cause] = {
         "unused",
     ),
     "cancelled": Cause(
-        "Gradients reach these layers and have been exactly zero all along. Either they are multiplied by zero, as by "
-        "a gate, a mask or weights, or the loss does not depend on them, as on a bias that a norm or a difference "
-        "cancels.",
+        "Gradients reach these parameters and have been exactly zero all along. Either they are multiplied by zero, "
+        "as by a gate, a mask or weights, or the loss does not depend on them, as on a bias that a norm or a "
+        "difference cancels.",
         "zero_factor",
     ),
     "lossy_sum": Cause(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 _GROUPS = "Print every parameter group with its learning rate and weight decay, and compare with what you meant."
 _FLOW = (
-    "Check that the layers still take part: requires_grad is on, no .detach() or torch.no_grad() stands around them, "
-    "and the forward pass calls them."
+    "Check that the parameters still take part: requires_grad is on, no .detach() or torch.no_grad() stands around "
+    "them, and the forward pass calls them."
 )
 _NONFINITE = (
     "Find the operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before; look at the "
@@ -25,7 +25,7 @@ _WHOLE_MODEL = (
 _DEPTH = (
     "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "
     "use ReLU or GELU in the place of sigmoid or tanh, normalisation, residual connections, or an initialisation that "
-    "fits the activation. If not, look for a gate or scale near zero before these layers."
+    "fits the activation. If not, look for a gate or scale near zero before these parameters."
 )
 _SMALL = (
     "Compare a step before this one with one after it: the inputs, the output of each layer, and the size of the "
@@ -52,13 +52,13 @@ _ZERO_FACTOR = (
 )
 _FALLING_FACTOR = (
     "Nothing to fix if a loss weight or a schedule of yours falls so, and is meant to. Otherwise look at the weights "
-    "and inputs that these layers are multiplied with, and at the weight decay of their parameter groups."
+    "and inputs that these parameters are multiplied with, and at the weight decay of their parameter groups."
 )
 _CONVERGED = (
     "Nothing to fix if the loss came down over many steps. If it fell in a single step, compare how it is computed "
     "before and after that step."
 )
-_MEANT = "Nothing to fix if that was meant. Otherwise set requires_grad to True for these layers again."
+_MEANT = "Nothing to fix if that was meant. Otherwise set requires_grad to True for these parameters again."
 _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
 
 _PRINT_GROUPS = (
@@ -217,7 +217,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             '{"optimizer": {"params": {"lr": ..., "weight_decay": ...}}, "scheduler": {...}}',
         ),
         "fsdp": (
-            "Build the optimizer after fully_shard (or with use_orig_params=True), or groups lose their layers.",
+            "Build the optimizer after fully_shard (or with use_orig_params=True), or groups lose their parameters.",
             _PRINT_GROUPS,
         ),
         "peft": (

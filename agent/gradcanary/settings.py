@@ -221,7 +221,7 @@ def check_buffer(name: object, tensor: object) -> None:
     import torch
 
     if not isinstance(name, str):
-        raise TypeError(f"observe_accumulator(name=) is a {type(name).__name__}: it must be the name of a layer")
+        raise TypeError(f"observe_accumulator(name=) is a {type(name).__name__}: it must be the name of a parameter")
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"observe_accumulator({name!r}) is a {type(tensor).__name__}: it must be a tensor")
     if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):

@@ -71,7 +71,7 @@ def _accumulators(row: StepRow) -> dict[str, int]:
 
 def describe_in_one_line(summary: Mapping[str, Any]) -> str:
     """Return the optimizer, the layers and the accumulation in one line."""
-    layers = f"{wording.count(summary['layers'], 'layer')} ({count_kinds(summary['dtypes'])})"
+    layers = f"{wording.count(summary['layers'], 'parameter')} ({count_kinds(summary['dtypes'])})"
     return f"{summary['optimizer']}, {layers}, {describe_micro_steps(summary)}"
 
 

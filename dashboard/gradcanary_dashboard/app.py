@@ -63,7 +63,6 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
         Documents,
         policy=shell.policy(app),
         is_page=registry.is_page,
-        nowhere=shell.NOWHERE,
         read_whole=(trial.PATH, refresh.PATH),
     )
     server.user_middleware[:] = [*others, documents, *of_dash]

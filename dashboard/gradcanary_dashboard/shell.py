@@ -11,15 +11,8 @@ from dash import Dash, dcc, html
 from gradcanary_dashboard.components import elements, incident_dialog
 from gradcanary_dashboard.web import assets
 
-# Set before the first paint, or a dark page would flash white. Without a choice the style sheet follows the system.
-_THEME = """<script>
-try {
-  const theme = localStorage.getItem("gradcanary-theme");
-  if (theme) document.documentElement.dataset.theme = theme;
-} catch (error) { /* forbidden */ }
-</script>"""
-
-# Pages with figures do not wait until there is one (``assets/js/figures.js``).
+# The theme is set before the first paint, or a dark page would flash white. Without a choice the style sheet follows
+# the system. Pages with figures do not wait until there is one (``assets/js/figures.js``).
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -28,7 +21,12 @@ INDEX = """<!DOCTYPE html>
 <meta name="color-scheme" content="light dark">
 <title>{%title%}</title>
 <link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
-THEME
+<script>
+try {
+  const theme = localStorage.getItem("gradcanary-theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+} catch (error) { /* forbidden */ }
+</script>
 <script>
 FIRST</script>
 <script>
@@ -49,32 +47,13 @@ FIRST</script>
 {%app_entry%}
 <footer>{%config%}<script src="SCRIPTS"></script>{%scripts%}{%renderer%}</footer>
 </body>
-</html>""".replace("THEME", _THEME)
+</html>"""
 INDEX = (
     INDEX.replace("SHEETS", assets.SHEETS.path)
     .replace("SCRIPTS", assets.SCRIPTS.path)
     .replace("PLOTLY", assets.PLOTLY)
     .replace("FIRST", assets.FIRST_SCRIPT)
 )
-
-NOWHERE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>No such page · gradcanary</title>
-<link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
-THEME
-<link rel="stylesheet" href="SHEETS">
-</head>
-<body>
-<main>
-<div class="empty"><h1>No such page</h1><p>Nothing is at this address.</p><p><a href="/">See all runs</a></p></div>
-</main>
-</body>
-</html>""".replace("THEME", _THEME).replace("SHEETS", assets.SHEETS.path)
-"""What whoever looks for a page is told where there is none."""
 
 WAYS = (("Runs", "/"), ("Incidents", "/incidents"), ("Compare", "/compare"), ("Settings", "/settings"))
 """What the header leads to."""
@@ -83,8 +62,8 @@ KEYS = (
     ("/", "To the filter"),
     ("Esc", "Empty the filter; once more, out of it"),
     ("\u2190 \u2192", "On a figure: the crosshair from point to point, read out; with Shift ten"),
-    ("\u2191 \u2193", "On the heatmap: the layer above, below"),
-    ("Space Enter", "On the heatmap: the layer's trend, its page"),
+    ("\u2191 \u2193", "On the heatmap: the parameter above, below"),
+    ("Space Enter", "On the heatmap: the parameter's trend, its page"),
     ("?", "This list"),
 )
 """The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""
@@ -137,7 +116,8 @@ def _header(*, signs_in: bool) -> html.Header:
     link = html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link")
     words = elements.attributes(aria_label="Switch between light and dark")
     theme = html.Button(elements.icon("theme"), id="theme", type="button", **words)
-    brand = dcc.Link([elements.icon("pulse"), html.Span("gradcanary", className="word")], href="/", className="brand")
+    logo = html.Img(src="/assets/icon.svg", alt="", width=24, height=24)
+    brand = dcc.Link([logo, html.Span("gradcanary", className="word")], href="/", className="brand")
     ways = html.Nav(
         [dcc.Link(words, href=href) for words, href in WAYS], id="ways", **elements.attributes(aria_label="Pages")
     )

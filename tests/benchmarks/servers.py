@@ -42,7 +42,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        children = self._process.children(recursive=True)
+        children = self._process.children(recursive=True) if self._process.poll() is None else []
         self._process.terminate()
         self._process.wait(60)
         for child in psutil.wait_procs(children, 10)[1]:

@@ -20,7 +20,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary.settings import INTERVALS
-from gradcanary.tracking import fast_path, hook_sampler, overhead
+from gradcanary.tracking import fast_path, hook_sampler, never_cleared, not_optimized, overhead
 from gradcanary.tracking.overhead import LOOKS_OVER, IntervalPolicy, Measurement, next_policy
 
 LOOK = 20
@@ -28,6 +28,9 @@ LOOK = 20
 
 AT_DEFAULT, WARM_UP = 1.01, 2
 """The target; and steps after which a turn begins: hooks are disabled after the second."""
+
+# What is searched for after the 10th and the 100th step of a launch would count as a part of each of so few steps.
+never_cleared.SEARCHES = not_optimized.SEARCHES = ()
 
 
 class Training(Protocol):

@@ -142,7 +142,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "counts": {"firing": 1, "ever": 1, "layers": 2},
         "caused_by": None,
         "also": [],
-        "summary": "1 of 2 layers fell from 0.0031 to 6.1e-7 at step 31.",
+        "summary": "1 of 2 parameters fell from 0.0031 to 6.1e-7 at step 31.",
         "url": "",
         **changes,
     }
@@ -191,7 +191,7 @@ def full(**changes: Any) -> dict[str, Any]:
     cause = {"code": "c", "text": "Its partner went to zero.", "evidence": ["lr changed"], "incidents": [30]}
     fix = {"framework": "peft", "text": "Check the schedule.", "code": "print(1)"}
     parts = {
-        "what": "1 of 2 layers fell from 0.0031 to 6.1e-7 at step 31.",
+        "what": "1 of 2 parameters fell from 0.0031 to 6.1e-7 at step 31.",
         "since": "step 340 (opened 2026-11-20 10:00 UTC)",
         "do_first": "Check the schedule.",
         "why": "Lr changed. Its partner went to zero.",

@@ -23,7 +23,7 @@ def test_a_false_cause_is_a_flaw_and_a_missing_one_too() -> None:
     case = next(each for each in CASES if each.name == "a-branch-is-detached")
     cause = "The learning rate of parameter group 0 rose at step 199. A .detach() cuts the path."
     said = Incident(
-        rule=case.rule, severity="critical", step=200, headline="10 layers", cause=cause, fix="Look for .detach()."
+        rule=case.rule, severity="critical", step=200, headline="10 parameters", cause=cause, fix="Look for .detach()."
     )
     assert [flaw.sentence for flaw in find_case_flaws(case, [said])] == [cause.split(". ")[0] + "."]
     flaws = find_case_flaws(case, [Incident(**{**vars(said), "cause": "", "fix": ""})])

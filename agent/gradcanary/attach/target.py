@@ -190,9 +190,9 @@ def _training(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not status["optimizers"]:
         yield "optimizer", NO_OPTIMIZER if status["layers"] is None else status["optimizer"]
     if status["layers"] is None:
-        yield "layers", NO_STEP
+        yield "parameters", NO_STEP
     else:
-        yield "layers", f"{status['layers']:,}: {summary.count_kinds(status['dtypes'])}"
+        yield "parameters", f"{status['layers']:,}: {summary.count_kinds(status['dtypes'])}"
         yield "framework", status["framework"] or "none found"
         yield "step", f"{status['step']:,}, {_STEP_SOURCES[status['step_source']]}"
     if status["world_size"] > 1:
@@ -209,10 +209,10 @@ def _training(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _low_layers(low: list[str], layers: int) -> str:
     if not low:
-        return f"none of {count(layers, 'layer')} is under 1e-4 now"
+        return f"none of {count(layers, 'parameter')} is under 1e-4 now"
     more = f" and {len(low) - MAX_NAMES:,} more" if len(low) > MAX_NAMES else ""
     names = ", ".join(low[:MAX_NAMES]) + more
-    return f"{len(low):,} of {layers:,} layers {agree(len(low), ('is', 'are'))} under 1e-4 now: {names} ({ALERT})"
+    return f"{len(low):,} of {layers:,} parameters {agree(len(low), ('is', 'are'))} under 1e-4 now: {names} ({ALERT})"
 
 
 def _collector(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

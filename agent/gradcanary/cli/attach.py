@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run (default: made of the script's)")
     command.add_argument("--every", metavar="N", help="sample every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.add_argument(
-        "--absmax-below", metavar="X", help="alert as soon as a layer's largest gradient is below this"
+        "--absmax-below", metavar="X", help="alert as soon as a parameter's largest gradient is below this"
     )
     command.add_argument("--for", dest="for_s", type=_seconds, metavar="TIME", help="detach after 10m, 8h, 3d")
     command.set_defaults(run=_run, action="attach")

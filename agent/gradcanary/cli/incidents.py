@@ -33,7 +33,7 @@ RESOLUTIONS = {
     "run_finished": "run ended",
     "run_deleted": "run deleted",
     "rule_changed": "rule changed",
-    "layer_gone": "layer gone",
+    "layer_gone": "parameter gone",
     "resumed": "resumed",
     "rebaselined": "new baseline",
 }
@@ -79,12 +79,12 @@ def _add_ack(commands: Commands) -> None:
 
 def _add_silence(commands: Commands) -> None:
     command = console.add_command(
-        commands, "silence", "send nothing about an incident, or about some layers, for a while", _silence
+        commands, "silence", "send nothing about an incident, or about some parameters, for a while", _silence
     )
     command.add_argument("incident", type=int, nargs="?", metavar="ID", help="silence its rule in its run")
     command.add_argument("--run", dest="name", metavar="NAME", help="a run, or several with * and ?; '*' is every run")
     command.add_argument("--rule", help="only this rule")
-    command.add_argument("--match", metavar="REGEX", help="only layers whose name contains a match")
+    command.add_argument("--match", metavar="REGEX", help="only parameters whose name contains a match")
     ends = command.add_mutually_exclusive_group()
     ends.add_argument(
         "--for", dest="until", type=_end_of_span, metavar="TIME", help="30m, 8h, 3d; this or --until is needed"
@@ -219,7 +219,7 @@ def incident_table(incidents: Sequence[Json]) -> str:
     """Return a table with a line per incident, and the numbers of open and resolved ones."""
     if not incidents:
         return "No incidents."
-    head = ("ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT")
+    head = ("ID", "SEVERITY", "STATE", "RUN", "RULE", "PARAMETERS", "OPENED (UTC)", "WHAT")
     rows = [
         (
             str(each["id"]),
@@ -303,7 +303,7 @@ def silence_table(silences: Sequence[Json]) -> str:
     """Return a table of silences."""
     if not silences:
         return "No silences: all notifications are sent."
-    head = ("ID", "RUN", "RULE", "LAYERS", "UNTIL (UTC)", "BY", "HIDES", "NOTE")
+    head = ("ID", "RUN", "RULE", "PARAMETERS", "UNTIL (UTC)", "BY", "HIDES", "NOTE")
     rows = [
         (
             str(each["id"]),
@@ -354,7 +354,7 @@ def _ack_and_silence_lines(incident: Json) -> list[str]:
         part = (
             ""
             if silenced["members"] == silenced["firing"]
-            else f", {silenced['members']} of {silenced['firing']} layers"
+            else f", {silenced['members']} of {silenced['firing']} parameters"
         )
         lines.append(f"Silenced until {console.to_minute(silenced['until'])} UTC{part}.")
     return lines
@@ -373,7 +373,7 @@ def _layer_lines(members: Sequence[Json]) -> list[str]:
         for each in members[:SHOWN_LAYERS]
     ]
     more = len(members) - len(rows)
-    shown = terminal.table(("LAYER", "BASELINE", "VALUE", "STEPS"), rows)
+    shown = terminal.table(("PARAMETER", "BASELINE", "VALUE", "STEPS"), rows)
     return ["", shown, *([f"and {more} more"] if more else [])]
 
 

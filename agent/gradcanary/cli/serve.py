@@ -109,7 +109,7 @@ def add_test_rules(commands: Commands) -> None:
     command = commands.add_parser("test-rules", help=text, description=text, epilog=status)
     command.add_argument("rules", type=Path, metavar="rules.yaml")
     command.add_argument(
-        "trace", nargs="?", type=Path, metavar="trace.csv", help="absmax of layers, as export.csv has it"
+        "trace", nargs="?", type=Path, metavar="trace.csv", help="absmax of parameters, as export.csv has it"
     )
     command.add_argument("--run", dest="name", metavar="R", help="a run in the collector")
     console.add_collector_options(command)

@@ -37,7 +37,7 @@ MISSING = """\
 gradcanary demo needs torch, the collector and the dashboard, and {missing} is not installed. Install them with,
 in a clone of gradcanary: pip install torch '.[all]'"""
 
-CAUGHT = "Exactly the right thing was caught: three layers, one incident; the healthy twin is quiet."
+CAUGHT = "Exactly the right thing was caught: three parameters, one incident; the healthy twin is quiet."
 CAUGHT_WITH_WEBHOOK = CAUGHT.replace("one incident", "one incident, one webhook")
 NOT_READ = "Both trainings have ended. What was caught is on their pages: the token may not read it."
 NEEDS_READING = """\

@@ -11,7 +11,7 @@ from gradcanary.model.layers import Layers, is_chosen
 from gradcanary.settings import Settings
 from gradcanary.tracking.tracker import OptimizerTracker
 
-NO_LAYER = "observe_accumulator({name!r}): no layer is called so; there are, for example, {examples}"
+NO_LAYER = "observe_accumulator({name!r}): no parameter is called so; there are, for example, {examples}"
 
 
 class ExternalSums:
@@ -63,5 +63,5 @@ class ExternalSums:
             raise ValueError(NO_LAYER.format(name=name, examples=", ".join(list(self._shapes)[:3]) or "none"))
         if shape != self._shapes[name]:
             raise ValueError(
-                f"observe_accumulator({name!r}) is a tensor of shape {shape}: its layer has {self._shapes[name]}"
+                f"observe_accumulator({name!r}) is a tensor of shape {shape}: its parameter has {self._shapes[name]}"
             )

@@ -94,7 +94,7 @@ class Hooks:
         elif model is not None:
             self._add([unwrapped(found) for found in live_objects(Optimizer) if self._shares(found)])
         if not self._takes_any:
-            wrap("finding the layers", self._follow)()
+            wrap("finding the parameters", self._follow)()
         wrap("keeping out of torch.compile", graphs.keep_out)()
         begins, ended = (
             recorder.meter.hook("the step hook", each, self.guard.catch)
@@ -318,7 +318,7 @@ class Hooks:
         unheld = self._not_optimized.found
         layers = discover(optimizers, self._model(), self.settings, self.guard.catch, unheld, self._prefixes)
         if not len(layers):
-            self.guard.print_once("no layer to watch: nothing is trainable, or include/exclude leave nothing")
+            self.guard.print_once("no parameter to watch: nothing is trainable, or include/exclude leave nothing")
         self.recorder.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
         self._prepare(devices, len(layers))

@@ -125,8 +125,8 @@ def _firing(first: Numbers, other: Numbers) -> str:
     have = wording.agree(other.firing, ("has", "have"))
     verb = "collapsed" if rules == {"collapse"} else f"{have} a rule that fires"
     if not rules:
-        return "no rule fires for a layer of either"
-    of = f"{number_text.integer(other.firing)} of {number_text.plural(other.layers, 'layer')}"
+        return "no rule fires for a parameter of either"
+    of = f"{number_text.integer(other.firing)} of {number_text.plural(other.layers, 'parameter')}"
     if other.firing == first.firing and other.layers == first.layers:
         return f"{of} {verb} in both"
     before = number_text.integer(first.firing)
@@ -177,13 +177,13 @@ def _of_many(numbers: Sequence[Numbers], common: Steps | None) -> str:
 def _fewest(numbers: Sequence[Numbers]) -> str:
     counts = [each.firing for each in numbers]
     if not any(counts):
-        return f"Of {len(numbers)} runs no rule fires for a layer"
+        return f"Of {len(numbers)} runs no rule fires for a parameter"
     fewest = [each.letter for each in numbers if each.firing == min(counts)]
     most = [each.letter for each in numbers if each.firing == max(counts)]
     if min(counts) == max(counts):
-        return f"{number_text.plural(counts[0], 'layer')} with a rule that fires in each of {len(numbers)} runs"
+        return f"{number_text.plural(counts[0], 'parameter')} with a rule that fires in each of {len(numbers)} runs"
     return (
-        f"Fewest layers with a rule that fires: {' and '.join(fewest)}, {min(counts)}; "
+        f"Fewest parameters with a rule that fires: {' and '.join(fewest)}, {min(counts)}; "
         f"most: {' and '.join(most)}, {max(counts)}"
     )
 

@@ -60,7 +60,7 @@ def _growth(incident: Mapping[str, Any]) -> list[Entry]:
     if not later:
         return []
     steps = numbers.steps(min(later), max(later)).lower()
-    return [Entry(None, "trend", f"Grew by {numbers.plural(len(later), 'layer')}, since {steps}")]
+    return [Entry(None, "trend", f"Grew by {numbers.plural(len(later), 'parameter')}, since {steps}")]
 
 
 def _over(incident: Mapping[str, Any]) -> str:

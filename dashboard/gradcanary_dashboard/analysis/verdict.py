@@ -48,7 +48,7 @@ def verdict(run: Mapping[str, Any]) -> Verdict:
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
     low = numbers.low(run["below_threshold"], "; ")
-    return Verdict("quiet", f"No open incident in {numbers.plural(run['layers'], 'layer')}{low}")
+    return Verdict("quiet", f"No open incident in {numbers.plural(run['layers'], 'parameter')}{low}")
 
 
 def _ended(run: Mapping[str, Any]) -> Verdict:
@@ -108,14 +108,14 @@ def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *
     if suspects:
         return Verdict("warning", f"{_spoken(suspects[0])} is suspected, and not yet sure")
     if layer["step"] is None and has_ended:
-        return Verdict("information", "Nothing was measured of this layer")
+        return Verdict("information", "Nothing was measured of this parameter")
     if layer["step"] is None:
-        return Verdict("waiting", "Nothing has been measured of this layer yet")
+        return Verdict("waiting", "Nothing has been measured of this parameter yet")
     if layer["state"] == "nonfinite":
         return Verdict("warning", f"Its gradient is not finite at step {numbers.integer(layer['step'])}")
     if layer["below_threshold"]:
         return Verdict("information", "Its gradient is low; nothing shows that it fell")
-    return Verdict("quiet", "No rule fires for this layer")
+    return Verdict("quiet", "No rule fires for this parameter")
 
 
 def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:

@@ -37,7 +37,7 @@ def load(collector: Collector, run: str, wanted: str, view: View) -> LayerData:
     all_layers = collector.run(run, "layers").body["layers"]
     layer = find(all_layers, wanted)
     if layer is None:
-        raise NotFoundError(f"The run {run} has no layer {wanted}.")
+        raise NotFoundError(f"The run {run} has no parameter {wanted}.")
     number, run_answer = layer["layer"], collector.run(run).body
     incidents, version = run_data.load_incidents(collector, run, view.incident, layer=number)
     answer = collector.run(run, f"layers/{number}", points=POINTS, **run_data.bounds(view)).body

@@ -23,9 +23,9 @@ LOSSY, SHRUNK, STILL = 0.05, 0.95, 0.9
 """From here on a number is worth a colour and a word: the rule accumulation_loss, and weights that stand still."""
 
 COLUMNS = (
-    ("error", "What summing up lost, beside a float32 sum: the largest of these layers"),
-    ("norm ratio", "Norm of the sum by that of a float32 sum: the smallest of these layers"),
-    ("frozen", "Share of the weights that 50 steps or more did not move: the largest of these layers"),
+    ("error", "What summing up lost, beside a float32 sum: the largest of these parameters"),
+    ("norm ratio", "Norm of the sum by that of a float32 sum: the smallest of these parameters"),
+    ("frozen", "Share of the weights that 50 steps or more did not move: the largest of these parameters"),
 )
 
 
@@ -92,7 +92,7 @@ def card(
     ``rows`` is the expression that chooses the rows in sight.
     """
     if not found:
-        return [html.P("No layer." if has_ended else "No layer yet.", className="dim")]
+        return [html.P("No parameter." if has_ended else "No parameter yet.", className="dim")]
     return [
         *(_group(group, rows) for group in found),
         *(_remedy(framework) if any(group.is_low for group in found) else []),
@@ -101,7 +101,7 @@ def card(
 
 def tally(found: Sequence[Group]) -> str:
     """Return ``144 layers, all alike`` or ``144 layers, summed in 3 ways``."""
-    layers = numbers.plural(sum(group.layers for group in found), "layer")
+    layers = numbers.plural(sum(group.layers for group in found), "parameter")
     return f"{layers}, all alike" if len(found) == 1 else f"{layers}, summed in {len(found)} ways" if found else ""
 
 
@@ -138,13 +138,15 @@ def _group(group: Group, rows: str | None) -> html.Section:
     rest = (
         [
             html.Details(
-                [html.Summary(f"{numbers.plural(len(more), 'more kind')} of layers"), _grid(more, columns, rows)]
+                [html.Summary(f"{numbers.plural(len(more), 'more kind')} of parameters"), _grid(more, columns, rows)]
             )
         ]
         if more
         else []
     )
-    words = numbers.plural(group.layers, "layer") + (": low precision, summed over micro-steps" if group.is_low else "")
+    words = numbers.plural(group.layers, "parameter") + (
+        ": low precision, summed over micro-steps" if group.is_low else ""
+    )
     mark = [elements.icon("warning" if group.is_low else "check"), html.Span(words)]
     return html.Section(
         [
@@ -159,7 +161,7 @@ def _group(group: Group, rows: str | None) -> html.Section:
 
 
 def _grid(kinds: Sequence[Kind], columns: Sequence[tuple[str, str]], rows: str | None) -> html.Table:
-    heads = [html.Th("layers", scope="col"), *(html.Th(name, scope="col", title=words) for name, words in columns)]
+    heads = [html.Th("parameters", scope="col"), *(html.Th(name, scope="col", title=words) for name, words in columns)]
     lines = [
         html.Tr([_name(kind, rows), *_cells(kind)[: len(columns)]], **elements.attributes(data_key=kind.pattern))
         for kind in kinds

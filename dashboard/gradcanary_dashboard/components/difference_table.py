@@ -21,7 +21,12 @@ from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers
 
-COLUMNS = (Column("Layer", "button"), Column("Difference", "gap"), Column("Levels", "levels"), Column("Where", "where"))
+COLUMNS = (
+    Column("Parameter", "button"),
+    Column("Difference", "gap"),
+    Column("Levels", "levels"),
+    Column("Where", "where"),
+)
 
 NAMED = 40
 """Layers that only some runs have, by name."""
@@ -36,7 +41,7 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     told = [_difference(row, data, begun, accumulators, stat) for row in rows[:MAX_ROWS]]
     return {
         "differences-csv": share_bar.compared_url(wanted, "differences"),
-        "compare-refusal": data.refusal and f"{data.refusal} All layers are listed.",
+        "compare-refusal": data.refusal and f"{data.refusal} All parameters are listed.",
         "compare-measure": _measure(data, wanted),
         "differences": table.written(COLUMNS, told),
         "differences-tally": layer_table.tally(len(rows), len(told), "most different"),
@@ -50,9 +55,9 @@ def _measure(data: CompareData, wanted: CompareView) -> str:
     if data.common is None:
         return "Nothing to hold against each other."
     if wanted.view.rows and not data.refusal and not (found.rows or found.unmeasured or found.partly):
-        return f"No layer has a name that {wanted.view.rows} matches."
+        return f"No parameter has a name that {wanted.view.rows} matches."
     if not found.rows:
-        return "No layer was measured in all of these runs."
+        return "No parameter was measured in all of these runs."
     where = numbers.steps(*data.common).lower()
     unit = ", in decades" if stat.is_log else ""
     over = f"over {found.stretches} equal parts of {where}" if found.stretches > 1 else f"over {where}"
@@ -109,7 +114,7 @@ def _rest(data: CompareData) -> list[Any]:
     """Return what is said of layers that cannot be held against each other."""
     lines: list[Any] = []
     if data.found.unmeasured:
-        lines.append(html.P(f"{numbers.plural(data.found.unmeasured, 'layer')} without a value in the same steps."))
+        lines.append(html.P(f"{numbers.plural(data.found.unmeasured, 'parameter')} without a value in the same steps."))
     begun = [run for run in data.runs if run.steps is not None]
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, having in (data.found.partly or {}).items():
@@ -118,7 +123,7 @@ def _rest(data: CompareData) -> list[Any]:
         letters = " and ".join(begun[place].letter for place in having)
         shown = [html.Li(name) for name in names[:NAMED]]
         shown += [html.Li(f"and {numbers.integer(len(names) - NAMED)} more")] if len(names) > NAMED else []
-        summary = html.Summary(f"{numbers.plural(len(names), 'layer')} only in {letters}")
+        summary = html.Summary(f"{numbers.plural(len(names), 'parameter')} only in {letters}")
         lines.append(html.Details([summary, html.Ul(shown)]))
     return lines
 
@@ -129,7 +134,7 @@ def card(contents: Mapping[str, Any]) -> html.Div:
     heads = table.heads(COLUMNS)
     drawn = table.table("differences", heads, contents, labelled_by="differences-title", shows_heads=False)
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
-    words = "All layers of this list, of the steps in sight"
+    words = "All parameters of this list, of the steps in sight"
     table_csv = share_bar.csv_link("differences-csv", contents.get("differences-csv"), words, "take")
     card = elements.card(
         "differences",
@@ -137,7 +142,7 @@ def card(contents: Mapping[str, Any]) -> html.Div:
         html.Div([_sought(), refusal], className="controls"),
         html.Div(drawn, className="scroll", tabIndex=0),
         static.slot("differences-rest", contents.get("differences-rest"), className="rest"),
-        title="Layers, most different first",
+        title="Parameters, most different first",
         aside=[tally, table_csv],
     )
     return html.Div(card, className="beside")
@@ -145,7 +150,7 @@ def card(contents: Mapping[str, Any]) -> html.Div:
 
 def _sought() -> html.Div:
     field = dcc.Input(
-        id="rows", type="search", placeholder="layers, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
+        id="rows", type="search", placeholder="parameters, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
     )
-    label = html.Label("Layers whose name matches", htmlFor="rows", className="unseen")
+    label = html.Label("Parameters whose name matches", htmlFor="rows", className="unseen")
     return html.Div([label, field], className="field", **elements.attributes(data_key="rows"))

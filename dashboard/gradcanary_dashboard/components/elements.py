@@ -171,7 +171,8 @@ def page_state(page: str, shown: str | None) -> html.Div:
 def missing(title: str, text: Sequence[Any], way_out: tuple[str, str]) -> html.Div:
     """Return the page of something that the collector does not know."""
     words, href = way_out
-    return html.Div([html.H1(title), html.P(text), dcc.Link(words, href=href, className="button")], className="empty")
+    out = dcc.Link(words, href=href, className="do tone-main")
+    return html.Div([html.H1(title), html.P(text), out], className="empty")
 
 
 def _slash() -> html.Span:

@@ -38,8 +38,8 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, f
     """
     number = int(incident["id"])
     named = number == view.incident
-    is_open = incident["state"] == "open"
-    is_told = named or is_open or is_unrecovered(incident)
+    is_alarm = incident["state"] == "open" or is_unrecovered(incident)
+    is_told = named or is_alarm
     children = [
         html.H3(
             dcc.Link(
@@ -63,7 +63,7 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, f
         *(_why(incident, view, layer, folded=folded and not named) if is_told else []),
         *_told(incident),
     ]
-    classes = ["incident", "open" if is_open else "resolved", incident["severity"], *(["named"] if named else [])]
+    classes = ["incident", "open" if is_alarm else "resolved", incident["severity"], *(["named"] if named else [])]
     return html.Article(
         children, className=" ".join(classes), **elements.attributes(aria_labelledby=f"incident-{number}")
     )
@@ -82,7 +82,7 @@ def _when(incident: Mapping[str, Any]) -> str:
 
 def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: bool) -> list[Any]:
     said = _explanation(incident, view, layer)
-    return [html.Details([html.Summary("Cause, fix, layers"), *said])] if folded and said else said
+    return [html.Details([html.Summary("Cause, fix, parameters"), *said])] if folded and said else said
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
@@ -98,7 +98,7 @@ def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list
     more = len(members) - NAMED_LAYERS
     all_of_them = dcc.Link(f"and {numbers.integer(more)} more", href=f"/incidents/{incident['id']}")
     rest = [html.Li(all_of_them)] if more > 0 else []
-    return [html.H4("Layers"), html.Ul([*lines, *rest], className="members")]
+    return [html.H4("Parameters"), html.Ul([*lines, *rest], className="members")]
 
 
 def _link(run: str, member: Mapping[str, Any], view: View) -> dcc.Link:

@@ -13,13 +13,14 @@ OF_A_BASELINE = ("collapse", "scale_drop")
 """Rules that hold gradients against what they were; of others the collector refuses a new baseline, in its words."""
 
 TOLD = (
-    "Stops reminders and messages about further layers. You will still be notified when it is resolved or opens again."
+    "Stops reminders and messages about further parameters. You will still be notified when it is resolved or opens "
+    "again."
 )
 QUIET = "No notifications until then. If it is still open afterwards, one notification is sent."
 BASELINE = (
-    "The present values of the layers with this incident become normal. The incident closes as “new baseline”, and "
+    "The present values of the parameters with this incident become normal. The incident closes as “new baseline”, and "
     "opens again only when they fall further. This cannot be undone. Do it if the change was meant: another learning "
-    "rate, another scale of the loss, layers that have finished learning."
+    "rate, another scale of the loss, parameters that have finished learning."
 )
 
 

@@ -71,7 +71,7 @@ def quiet(incident: Mapping[str, Any]) -> list[Any]:
         some = (
             ""
             if silenced["members"] == silenced["firing"]
-            else f"{silenced['members']} of {silenced['firing']} layers "
+            else f"{silenced['members']} of {silenced['firing']} parameters "
         )
         said = html.Span([f"{some}silenced, ends ", elements.moment(silenced["until"])])
         found.append(html.Span([elements.icon("hush"), said], className="knows"))

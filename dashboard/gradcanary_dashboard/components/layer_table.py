@@ -63,7 +63,7 @@ def tally(everything: int, shown: int, ranked: str = "worst") -> str:
 
 
 def _name(*, draws: bool) -> Column:
-    return Column("Layer", "button link" if draws else "link")
+    return Column("Parameter", "button link" if draws else "link")
 
 
 def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> table.Row:

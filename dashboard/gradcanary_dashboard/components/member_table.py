@@ -15,12 +15,12 @@ from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 
 COLUMNS = (
-    Column("Layer", "link"),
+    Column("Parameter", "link"),
     Column("since", "since", "The first step at which it was bad"),
     Column("until", "until", "The step at which it was well again"),
-    Column("baseline", "number", "What the layer had before"),
+    Column("baseline", "number", "What the parameter had before"),
     Column("value", "number value", "What it had when it fired"),
-    Column("siblings", "number", "What layers of the same kind had"),
+    Column("siblings", "number", "What parameters of the same kind had"),
     Column("evidence", "evidence", "What the rule went by"),
     Column("rank", "rank", "The process that it came from"),
 )
@@ -47,13 +47,13 @@ def card(contents: Mapping[str, Any]) -> html.Section:
         html.Div(table.table("members", heads, contents, labelled_by="members-title")),
         html.P(contents.get("members-shown"), id="members-shown", className="dim", role="status"),
         static.slot("members-more", contents.get("members-more")),
-        title="Layers",
+        title="Parameters",
         aside=tally,
     )
 
 
 def _finder() -> html.Div:
-    words = "Layers with this in their name"
+    words = "Parameters with this in their name"
     field = dcc.Input(id="members-filter", type="search", placeholder="part of a name", autoComplete="off")
     label = html.Label(words, htmlFor="members-filter", className="unseen")
     held = elements.attributes(data_key="find", data_clears="most")

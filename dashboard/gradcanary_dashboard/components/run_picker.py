@@ -94,7 +94,7 @@ def asking(data: CompareData, free: Sequence[Mapping[str, Any]], wanted: Compare
 
 
 def _pick(run: Mapping[str, Any], known: CompareView) -> dcc.Link:
-    facts = [f"step {numbers.integer(run['step'])}", numbers.plural(run["layers"], "layer")]
+    facts = [f"step {numbers.integer(run['step'])}", numbers.plural(run["layers"], "parameter")]
     facts += [numbers.dtypes(run["accumulators"])] if run["accumulators"] else []
     told = html.Span([elements.run_state(run["state"]), *(html.Span(fact) for fact in facts)], className="dim facts")
     return dcc.Link([html.Span(run["run"], className="name"), told], href=compare_url(known.with_run(run["run"])))

@@ -15,7 +15,18 @@ from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers as number_text
 
-HEADS = ("Run", "State", "Steps", "Layers", "Firing", "Accumulators", "Loss", "Step time", "Peak memory", "Incidents")
+HEADS = (
+    "Run",
+    "State",
+    "Steps",
+    "Parameters",
+    "Firing",
+    "Accumulators",
+    "Loss",
+    "Step time",
+    "Peak memory",
+    "Incidents",
+)
 HINTS = {
     "Loss": "Median of the last points of the steps that all runs have; least, over them; last, of the run",
     "Step time": f"Median of single steps: the last {number_text.integer(TIMED_STEPS)}, at most, that all runs have",

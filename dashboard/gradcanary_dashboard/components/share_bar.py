@@ -17,7 +17,7 @@ from gradcanary_dashboard.components import elements
 def of_run(run: str, contents: Mapping[str, Any], versus: Component, *more: Component) -> html.Div:
     """Return the row of a run's page, with the choice of another run; a refresh fills ``csv``."""
     table = csv_link("csv", contents.get("csv", csv_url(run, View())), "Every sample of the rows and steps in sight")
-    words = "The address of what you see: steps, axis, rows, layer, metrics and lines"
+    words = "The address of what you see: steps, axis, rows, parameter, metrics and lines"
     return row(versus, copy_link(words), table, *more)
 
 
@@ -25,20 +25,20 @@ def of_layer(contents: Mapping[str, Any]) -> html.Div:
     """Return the row of a layer's page; a refresh fills ``layer-csv``."""
     words = "Every sample of all its stats, of the steps in sight"
     table = csv_link("layer-csv", contents.get("layer-csv"), words)
-    return row(copy_link("The address of what you see: the layer, its steps, the axis"), table)
+    return row(copy_link("The address of what you see: the parameter, its steps, the axis"), table)
 
 
 def of_comparison(contents: Mapping[str, Any]) -> html.Div:
     """Return the row of a comparison; a refresh fills ``compare-csv``."""
     words = "Every sample of the curves below, a column per run, of the steps in sight"
     table = csv_link("compare-csv", contents.get("compare-csv"), words)
-    return row(copy_link("The address of what you see: runs, layer, stat, steps and rows"), table)
+    return row(copy_link("The address of what you see: runs, parameter, stat, steps and rows"), table)
 
 
 def of_incident(number: str) -> html.Div:
     """Return the row of an incident's page."""
-    words = "The address of what you see: the incident, which layers and in which order"
-    table = csv_link("incident-csv", f"/_download/incident?number={number}", "Every layer of the incident")
+    words = "The address of what you see: the incident, which parameters and in which order"
+    table = csv_link("incident-csv", f"/_download/incident?number={number}", "Every parameter of the incident")
     return row(copy_link(words), table)
 
 

@@ -33,7 +33,7 @@ def layers(names: Iterable[str], of: str = "silence", more: Mapping[str, Any] | 
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
     known = f"{of}-prefixes"
     words = forms.text(f"{of}-words", "Which", offers=known if offered else None, more=more)
-    choice = _choice(f"{of}-layers", "Layers", LAYERS, "all", words, kind="of-layers")
+    choice = _choice(f"{of}-layers", "Parameters", LAYERS, "all", words, kind="of-layers")
     return [choice, *([html.Datalist(offered, id=known)] if offered else [])]
 
 
@@ -59,7 +59,9 @@ def preview(found: Mapping[str, Any]) -> list[Any]:
 def _hidden(incident: Mapping[str, Any]) -> list[Any]:
     number = incident["id"]
     some = (
-        "" if incident["members"] == incident["firing"] else f", {incident['members']} of {incident['firing']} layers"
+        ""
+        if incident["members"] == incident["firing"]
+        else f", {incident['members']} of {incident['firing']} parameters"
     )
     where = f" {incident['rule'].replace('_', ' ')} in {incident['run']}{some}"
     return [dcc.Link(f"#{number}", href=f"/incidents/{number}"), where]
@@ -71,7 +73,7 @@ def match(layers: str, words: str | None) -> str | None:
     if layers == "all":
         return None
     if not text:
-        raise ValueError(f"Say which layers: {LAYERS[layers]} what?")
+        raise ValueError(f"Say which parameters: {LAYERS[layers]} what?")
     return f"^{_escaped(text)}" if layers == "prefix" else text
 
 
@@ -103,7 +105,7 @@ def covered(silence: Mapping[str, Any]) -> str:
     """Return ``collapse in sdxl-*, layers with lora_A``."""
     rule = (silence["rule"] or "every rule").replace("_", " ")
     runs = "every run" if silence["run"] == "*" else silence["run"]
-    layers = f", layers with {silence['match']}" if silence["match"] else ""
+    layers = f", parameters with {silence['match']}" if silence["match"] else ""
     return f"{rule} in {runs}{layers}"
 
 

@@ -58,7 +58,7 @@ def of_layer(
     """Return all samples of a layer, by name or number: of one stat, or of all stats with a value."""
     found = layers.find(collector.run(run, "layers").body["layers"], wanted)
     if found is None:
-        raise NotFoundError(f"The run {run} has no layer {wanted}.")
+        raise NotFoundError(f"The run {run} has no parameter {wanted}.")
     stats = [stat] if stat in STATS else layer_data.measured_stats(collector, run, found["layer"])
     asked = {"stat": stats, "layer": str(found["layer"]), **run_data.bounds(view)}
     what = [found["name"], *([stat] if stat in STATS else [])]

@@ -17,7 +17,7 @@ from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.units import Unit
 
 FIGURES = {
-    "compare-stat": "A stat of the chosen layer in each run over the steps",
+    "compare-stat": "A stat of the chosen parameter in each run over the steps",
     "compare-loss": "Loss of each run over the steps",
     "compare-time": "Time of a step of each run over the steps",
     "compare-memory": "Peak memory of each run over the steps",

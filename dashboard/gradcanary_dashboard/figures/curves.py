@@ -105,7 +105,7 @@ def trend(
     """
     curve = Curve.read(answer, answer["series"][0], events)
     if curve.is_empty:
-        return axes.nothing(span, height, f"{stat.title}: no value of this layer in these steps.")
+        return axes.nothing(span, height, f"{stat.title}: no value of this parameter in these steps.")
     colour = palette.RED if firing and stat.has_threshold else palette.BLUE
     levels = _levels(answer, baseline) if stat.has_threshold else []
     found = [curve, *([other] if other is not None and not other.is_empty else [])]

@@ -143,7 +143,7 @@ class RowLink:
             return cls(row["name"], str(numbers[0]), numbers)
         name, worst = str(ranked[0]["name"]), ranked[0]["layer"]
         others = [number for number in numbers if number != worst]
-        return cls(f"{name} and {number_text.plural(len(others), 'other layer')}", name, [worst, *others])
+        return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [worst, *others])
 
 
 def _row_link(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def of_stat(
 ) -> axes.Figure:
     """Return a stat of one layer in each run, and the steps at which their incidents opened."""
     if not strands:
-        return _nothing(span, STAT_HEIGHT, f"{stat.title}: no value of this layer in these steps.", axis)
+        return _nothing(span, STAT_HEIGHT, f"{stat.title}: no value of this parameter in these steps.", axis)
     if stat.is_log:
         levels = [] if enter is None or not stat.has_threshold else [enter]
         drawn, floor, top = _log(strands, span, STAT_HEIGHT, levels)

@@ -120,13 +120,16 @@ def _named(data: CompareData, wanted: CompareView) -> CompareView:
 def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
     """Return the name of the drawn layer, and the links to its page in each run."""
     if data.layer is None:
-        return [f"No layer{numbers.yet(run.run['state'] for run in data.runs)}"]
+        return [f"No parameter{numbers.yet(run.run['state'] for run in data.runs)}"]
     links: list[Any] = []
     for run in data.runs:
         number = next((layer["layer"] for layer in run.layers if layer["name"] == data.layer), None)
         if number is not None:
             view = replace(wanted.view, from_step=None, to_step=None) if run.origin else wanted.view
-            words: list[Any] = [run.letter, html.Span(f": all stats of this layer in {run.name}", className="unseen")]
+            words: list[Any] = [
+                run.letter,
+                html.Span(f": all stats of this parameter in {run.name}", className="unseen"),
+            ]
             links.append(dcc.Link(words, href=layer_url(run.name, data.layer, number, view)))
     return [html.Span(data.layer, className="layer"), html.Span(["all its stats in ", *links], className="ways-on")]
 
@@ -134,7 +137,7 @@ def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
 def _legend(data: CompareData) -> list[Any]:
     absent = [run.letter for run in data.runs if run.series is None]
     lines = [html.Span([run_table.chip(place, run), run.name]) for place, run in enumerate(data.runs)]
-    return [*lines, *([html.Span(f"{' and '.join(absent)} without this layer")] if absent else [])]
+    return [*lines, *([html.Span(f"{' and '.join(absent)} without this parameter")] if absent else [])]
 
 
 def _offered(data: CompareData, wanted: CompareView) -> dict[str, bool]:

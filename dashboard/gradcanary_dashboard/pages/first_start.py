@@ -10,7 +10,7 @@ TOKEN = "A token of yours, made where the collector runs: gradcanary token creat
 
 FRAMEWORKS = "Transformers, Lightning, Accelerate and TRL need nothing else: any of these lines finds their optimizer."
 
-DEMO = "A real LoRA training in which three layers collapse, and its healthy twin: they take a minute."
+DEMO = "A real LoRA training in which three parameters collapse, and its healthy twin: they take a minute."
 
 
 def page(collector_url: str, *, asks_token: bool) -> html.Div:

@@ -117,7 +117,7 @@ def _tiles(incident: Mapping[str, Any]) -> list[html.Div]:
     since = numbers.integer(incident["since_step"])
     is_bad = incident["state"] == "open" and counts["firing"] > 0
     return [
-        elements.tile("Layers with this incident", layers, f"{ever} ever" if counts["ever"] else "", bad=is_bad),
+        elements.tile("Parameters with this incident", layers, f"{ever} ever" if counts["ever"] else "", bad=is_bad),
         elements.tile("Since step", since, "the first sign"),
         elements.tile("Opened at step", numbers.integer(opened), elements.moment(incident["opened"])),
         elements.tile("Ended at step" if incident["state"] == "ended" else "Resolved at step", resolved, ended),

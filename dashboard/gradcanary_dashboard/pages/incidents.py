@@ -130,7 +130,7 @@ def _none(chosen: Filter, url: str) -> html.P | html.Div:
         return html.P(["There is none behind these. ", newest], className="dim")
     if not chosen.is_set:
         words: list[Any] = [
-            "A rule opens one when layers stop learning. ",
+            "A rule opens one when parameters stop learning. ",
             dcc.Link("Who is told then", href="/settings"),
             " can be tried before; ",
             dcc.Link("what has run", href="/settings/rules"),

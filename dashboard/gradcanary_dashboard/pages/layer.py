@@ -71,8 +71,8 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def unknown(run: str, layer: str) -> list[Any]:
     """Return the page of a layer that the run does not have."""
-    text = ["The run ", html.Code(run), " has no layer ", html.Code(layer), "."]
-    return [elements.missing("No such layer", text, ("See the run", run_url(run)))]
+    text = ["The run ", html.Code(run), " has no parameter ", html.Code(layer), "."]
+    return [elements.missing("No such parameter", text, ("See the run", run_url(run)))]
 
 
 def fill(data: LayerData, view: View) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
 
 def _card(stat: Stat, contents: Mapping[str, Any]) -> html.Div:
     name = f"stat-{stat.name}"
-    drawn = elements.graph(name, contents.get(name), f"{stat.title} of this layer over the steps")
+    drawn = elements.graph(name, contents.get(name), f"{stat.title} of this parameter over the steps")
     note = html.Span(contents.get(f"note-{stat.name}"), id=f"note-{stat.name}")
     hidden = contents.get(f"shown-{stat.name}", True)
     card = elements.card(f"curve-{stat.name}", drawn, title=stat.title, aside=note)

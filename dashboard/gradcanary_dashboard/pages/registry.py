@@ -21,7 +21,7 @@ from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
-from gradcanary_dashboard.components import run_picker
+from gradcanary_dashboard.components import elements, run_picker
 from gradcanary_dashboard.pages import compare as compare_page
 from gradcanary_dashboard.pages import first_start
 from gradcanary_dashboard.pages import incident as incident_page
@@ -83,12 +83,12 @@ def versioned(
 
 
 def find(pathname: str) -> tuple[Page, Arguments]:
-    """Return the page of a path and its arguments; the list of runs for an unknown path."""
+    """Return the page of a path and its arguments; ``NOWHERE`` for an unknown path."""
     for page in PAGES:
         found = re.fullmatch(page.path, pathname.rstrip("/") or "/")
         if found is not None:
             return page, {name: unquote(text) for name, text in found.groupdict().items()}
-    return RUNS, {}
+    return NOWHERE, {}
 
 
 def is_page(pathname: str) -> bool:
@@ -214,13 +214,21 @@ def _unknown_endpoint(_collector: Collector, arguments: Arguments) -> list[Any]:
     return endpoint_pages.unknown(arguments["endpoint"])
 
 
+def _nowhere(_arguments: Arguments, _contents: Contents) -> list[Any]:
+    """Return the page of an unknown address."""
+    text = ["Nothing is at this address. It may be mistyped, or from an older version."]
+    return [elements.missing("No such page", text, ("See all runs", "/"))]
+
+
 _ask_runs = versioned(runs_version, _load_runs)
+
+NOWHERE = Page("nowhere", "", "No such page", {}, _nowhere, lambda *_question: {})
 
 RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs)
 LAYER = Page(
     "layer",
     "/runs/(?P<run>[^/]+)/layers/(?P<layer>[^/]+)",
-    "Layer",
+    "Parameter",
     layer_page.SLOTS,
     layer_page.frame,
     _ask_layer,

@@ -36,7 +36,7 @@ from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
 
-IDLE = "Point at a cell for its value, click it for the layer's curve, twice for its page."
+IDLE = "Point at a cell for its value, click it for the parameter's curve, twice for its page."
 """What stands below the heatmap while no pointer is on it."""
 
 SLOTS = {
@@ -77,9 +77,9 @@ SLOTS = {
 """Id and property of each slot that a refresh fills."""
 
 FIGURES = {
-    "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
-    "trend": "A stat of the chosen layer over the steps",
-    "vs-heatmap": "Heatmap of the other run, layers by the same steps",
+    "heatmap": "Heatmap, parameters by steps; the table of parameters holds the last values",
+    "trend": "A stat of the chosen parameter over the steps",
+    "vs-heatmap": "Heatmap of the other run, parameters by the same steps",
 }
 
 
@@ -126,7 +126,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
     return {
         "verdict": _verdict(data),
         "tiles": static.encode(_tiles(data, sums)),
-        "heat-words": f"{STATS[view.stat].title}, every layer",
+        "heat-words": f"{STATS[view.stat].title}, every parameter",
         **figure_controls.offered(view, data.layers),
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
         "legend": figure_controls.legend(drawn, STATS[view.stat]),
@@ -184,7 +184,7 @@ def _tally(data: RunData, listed: list[layers.Layer], shown: int) -> str:
 
 
 def _unmatched(span: axes.Span, view: View) -> axes.Figure:
-    return axes.nothing(span, heatmap.HEIGHT[0], f"No layer has a name that {view.rows} matches.")
+    return axes.nothing(span, heatmap.HEIGHT[0], f"No parameter has a name that {view.rows} matches.")
 
 
 def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
 def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
     if data.layer is None or data.series is None:
         return {
-            "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No layer{numbers.yet([data.run['state']])}."),
-            "trend-title": static.encode("Layer"),
+            "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No parameter{numbers.yet([data.run['state']])}."),
+            "trend-title": static.encode("Parameter"),
             "trend-note": "",
             "trend-csv": None,
             "chosen": static.encode(None),
@@ -269,13 +269,15 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 # Hidden by the style sheet while there is no other run.
                 static.slot("vs", contents.get("vs")),
                 elements.graph("vs-heatmap", contents.get("vs-heatmap"), FIGURES["vs-heatmap"], zooms_back=False),
-                title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
+                title=html.Span(contents.get("heat-words", "Every parameter"), id="heat-words"),
                 aside=figure_controls.zoom_bar("run", contents),
             ),
             elements.card(
                 "curve",
                 elements.graph("trend", contents.get("trend"), FIGURES["trend"], _trend_csv(contents)),
-                title=static.slot("trend-title", contents.get("trend-title", static.encode("Layer")), tag=html.Span),
+                title=static.slot(
+                    "trend-title", contents.get("trend-title", static.encode("Parameter")), tag=html.Span
+                ),
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             figure_controls.of_metrics(contents),
@@ -308,14 +310,14 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
                 title="Accumulators",
                 aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
             ),
-            layer_table.card("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
+            layer_table.card("layer-rows", contents, "Parameters, worst first", _layers_csv(contents), draws=True),
         ],
         className="beside",
     )
 
 
 def _layers_csv(contents: Mapping[str, Any]) -> html.A:
-    words = "The last values of all layers whose rows are shown, with every digit"
+    words = "The last values of all parameters whose rows are shown, with every digit"
     return share_bar.csv_link("layers-csv", contents.get("layers-csv", ""), words, "take")
 
 
@@ -333,7 +335,7 @@ def _tiles(data: RunData, sums: Sequence[accumulators.Group]) -> list[html.Div]:
     return [
         elements.tile("Step", numbers.integer(run["step"]), _pulse(data)),
         elements.tile(
-            "Layers with an incident",
+            "Parameters with an incident",
             f"{numbers.integer(fires)} / {numbers.integer(run['layers'])}",
             _below_layers(data),
             bad=fires > 0,
@@ -348,7 +350,7 @@ def _below_layers(data: RunData) -> list[html.Span]:
     frozen, _ = layers.frozen(data.run, data.layers)
     later = sum(layer["state"] == "not_trainable" for layer in data.layers)
     said = [numbers.low(data.run["below_threshold"]), frozen.partition(":")[0]]
-    said += [f"{numbers.plural(later, 'layer')} not trainable"] if later else []
+    said += [f"{numbers.plural(later, 'parameter')} not trainable"] if later else []
     return [html.Span(words) for words in said if words]
 
 

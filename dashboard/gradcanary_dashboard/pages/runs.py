@@ -209,7 +209,7 @@ def _counts(run: Mapping[str, Any]) -> html.Div:
         [
             html.Div(f"{numbers.integer(fires)} / {total}", className="value bad" if fires else "value"),
             html.Div(
-                f"layers with {worst}{numbers.low(run['below_threshold'], ', ')}",
+                f"parameters with {worst}{numbers.low(run['below_threshold'], ', ')}",
                 className="dim",
             ),
         ],
@@ -221,4 +221,4 @@ def _spark(run: Mapping[str, Any], said: Verdict) -> list[html.Img]:
     source = sparkline(decode(run["sparkline"]), COLOURS[said.tone]) if run["sparkline"] else None
     if source is None:
         return []
-    return [html.Img(src=source, width=WIDTH, height=HEIGHT, alt="absmax of the worst layers over the run")]
+    return [html.Img(src=source, width=WIDTH, height=HEIGHT, alt="absmax of the worst parameters over the run")]

@@ -27,7 +27,7 @@ RESOLUTIONS = {
     "run_finished": "run ended",
     "run_deleted": "run deleted",
     "rule_changed": "rule changed",
-    "layer_gone": "layer gone",
+    "layer_gone": "parameter gone",
     "resumed": "resumed",
     "rebaselined": "new baseline",
 }

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gradcanary_dashboard.collector import client
@@ -16,23 +16,23 @@ from gradcanary_dashboard.web import assets
 MAX_BODY = 2**20
 """Bytes of a request's body; a few thousand are usual."""
 
+_DOCUMENT = {"path": "/", "raw_path": b"/"}
+"""The address of the document of all pages, as a part of a scope."""
+
 
 class Documents:
     """Answers the address of each page with the document of ``/``, and adds its Content-Security-Policy.
 
     Dash's own route for paths below ``/`` skips its set-up: the first request of a process would fail on a deep link.
-    Requests to the collector have the credentials of the reader. ``nowhere`` is the document of an unknown address.
-    Bodies for ``/``, for Dash and for the paths ``read_whole`` are read at once, and have a limit.
+    Requests to the collector have the credentials of the reader. An unknown address has the same document, with the
+    status 404. Bodies for ``/``, for Dash and for the paths ``read_whole`` are read at once, and have a limit.
     """
 
-    def __init__(
-        self, app: ASGIApp, policy: str, is_page: Callable[[str], bool], nowhere: str, read_whole: Sequence[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, policy: str, is_page: Callable[[str], bool], read_whole: Sequence[str]) -> None:
         self.app = app
         self.files = assets.CompressedAssets(app)
         self.policy = policy
         self.is_page = is_page
-        self.nowhere = nowhere
         self.read_whole = read_whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +40,7 @@ class Documents:
             await self.app(scope, receive, send)
             return
         if scope["method"] in ("GET", "HEAD") and self.is_page(scope["path"]):
-            scope = {**scope, "path": "/", "raw_path": b"/"}
+            scope = {**scope, **_DOCUMENT}
 
         is_read_whole = scope["path"] in ("/", *self.read_whole) or scope["path"].startswith("/_dash-")
         if is_read_whole and not _is_small(Headers(scope=scope), scope["method"]):
@@ -62,30 +62,35 @@ class Documents:
 
         with client.as_reader(Headers(scope=scope)):
             if _is_visit(scope):
-                await _Visit(self.app, sending, self.nowhere).answer(scope, receive)
+                await _Visit(self.app, sending).answer(scope, receive)
                 return
             answering = self.files if _is_file(scope) else self.app
             await answering(scope, receive, sending)
 
 
 class _Visit:
-    """Answers a browser with a page for an unknown address; programs get the API's 404."""
+    """Answers a browser with the pages' document for an unknown address; programs get the API's 404."""
 
-    def __init__(self, app: ASGIApp, send: Send, nowhere: str) -> None:
-        self._app, self._send, self._nowhere = app, send, nowhere
+    def __init__(self, app: ASGIApp, send: Send) -> None:
+        self._app, self._send = app, send
         self._is_nowhere = False
 
     async def answer(self, scope: Scope, receive: Receive) -> None:
         """Answer a request."""
-        await self._app(scope, receive, self._passing)
+        await self._app(dict(scope), receive, self._passing)
         if self._is_nowhere:
-            await HTMLResponse(self._nowhere, HTTPStatus.NOT_FOUND)(scope, receive, self._send)
+            await self._app({**scope, **_DOCUMENT}, receive, self._sending_not_found)
 
     async def _passing(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._is_nowhere = message["status"] == HTTPStatus.NOT_FOUND
         if not self._is_nowhere:
             await self._send(message)
+
+    async def _sending_not_found(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "status": HTTPStatus.NOT_FOUND.value}
+        await self._send(message)
 
 
 def _is_visit(scope: Scope) -> bool:

@@ -162,7 +162,7 @@ def group_rows(columns: NDArray[np.intp], names: Sequence[str], most: int) -> li
     for begin in range(0, len(columns), share):
         group = columns[begin : begin + share].tolist()
         first, last = names[group[0]], names[group[-1]]
-        title = first if len(group) == 1 else f"{first} … {last} ({len(group)} layers)"
+        title = first if len(group) == 1 else f"{first} … {last} ({len(group)} parameters)"
         rows.append(Row(tuple(group), title, block_name(first)))
     return rows
 

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -21,6 +21,7 @@ from gradcanary_server.auth import policy, tokens
 from gradcanary_server.auth.gate import AccessControl, address_of, cookie_name, is_tls
 from gradcanary_server.auth.policy import Principal
 from gradcanary_server.errors import RequestError
+from gradcanary_server.settings import Settings
 
 MAX_FORM_BYTES = 8_192
 
@@ -50,7 +51,7 @@ def show_page(settings: SettingsDep, next: str = "/") -> Response:  # noqa: A002
     """Answer the page; without access control redirect to the wanted page."""
     if not settings.auth:
         return RedirectResponse(policy.local_path(next), 303)
-    return _page(policy.local_path(next))
+    return _page(settings, policy.local_path(next))
 
 
 @router.post("/sign-in", response_class=Response, responses=_PAGES)
@@ -64,7 +65,7 @@ async def sign_in(request: Request, gate: GateDep) -> Response:
         principal = await gate.resolve_token(form.get("token", "").strip(), address_of(request), is_typed=True)
         cookie = await run_in_threadpool(_create_session, gate, principal, address_of(request))
     except RequestError as error:
-        return _page(next_path, error)
+        return _page(gate.settings, next_path, error)
     response = RedirectResponse(next_path, 303)
     # Lax: a link in a message about an incident opens the page. Writes from other sites are refused by their origin.
     response.set_cookie(
@@ -118,8 +119,10 @@ def _end_session(gate: AccessControl, cookie: str, address: str) -> None:
     gate.audit(principal, address, "signed out")
 
 
-def _page(next_path: str, error: RequestError | None = None) -> HTMLResponse:
+def _page(settings: Settings, next_path: str, error: RequestError | None = None) -> HTMLResponse:
+    """Return the page; the host of the public address is the collector's name."""
+    name = urlsplit(settings.public_url).netloc.rpartition("@")[2]
     refusal = "" if error is None else f'<p class="refusal" role="alert">{escape(error.message)}</p>\n'
     retry = {} if error is None or error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    page = _PAGE.substitute(refusal=refusal, next=escape(next_path))
+    page = _PAGE.substitute(name=escape(name), refusal=refusal, next=escape(next_path))
     return HTMLResponse(page, 200 if error is None else error.status, {**_HEADERS, **retry})

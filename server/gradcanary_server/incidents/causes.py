@@ -374,7 +374,7 @@ def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:
     covered = set[int]().union(*hit.values())
     if not hit or len(hit) == len(by_block) or covered != context.named or min(map(len, hit.values())) < 2:
         return []
-    return [f"every layer of {len(hit):,} of {len(by_block):,} blocks {verb}, and no other"]
+    return [f"every parameter of {len(hit):,} of {len(by_block):,} blocks {verb}, and no other"]
 
 
 def _group(context: CauseContext) -> list[str]:
@@ -384,7 +384,7 @@ def _group(context: CauseContext) -> list[str]:
         groups.setdefault(layer.group, set()).add(layer_no)
     for group, layers in groups.items():
         if group is not None and len(groups) > 1 and layers == context.named:
-            return [f"they are parameter group {group}, whole, and no layer of another group"]
+            return [f"they are parameter group {group}, whole, and no parameter of another group"]
     return []
 
 
@@ -408,7 +408,7 @@ def _depth(context: CauseContext) -> list[str]:
 def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     float16 = [layer for layer in _named(context) if layer.param_dtype == "float16"]
     if float16:
-        return "fp16_overflow", [f"{len(float16):,} of the layers hold float16 parameters"]
+        return "fp16_overflow", [f"{len(float16):,} of the parameters are float16"]
     loss = context.members.get(None)
     if loss is not None and loss.evidence == "loss_rose":
         return "loss_diverged", []

@@ -17,7 +17,7 @@ from gradcanary_server.rules.types import Severity
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 _STEP = re.compile(r",?(?: seen)? (?:at|since) steps? [\d,]+(?: to [\d,]+)?")
-_COUNT = re.compile(r"\b([\d,]+) of [\d,]+ layers\b")
+_COUNT = re.compile(r"\b([\d,]+) of [\d,]+ parameters\b")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def title(incident: Incident, run: str, headline: str, event: str, severities: S
 
 
 def _count(match: re.Match[str]) -> str:
-    return f"{match[1]} layer{'' if match[1] == '1' else 's'}"
+    return f"{match[1]} parameter{'' if match[1] == '1' else 's'}"
 
 
 def _sentence(text: str) -> str:

@@ -204,7 +204,7 @@ def rebaseline(connection: Connection, run_id: int, incident_id: int, now: float
     stored = rule_states.read_state(connection, run_id)
     state, layers = resets.rebaseline(stored.state, rule)
     if not layers:
-        message = "Its layers are under a threshold that was given, not learnt: change it, or silence them."
+        message = "Its parameters are under a threshold that was given, not learnt: change it, or silence them."
         raise invalid(message, "new_baseline")
     rule_states.write_state(connection, run_id, stored, state)
     for layer in layers:

@@ -57,7 +57,7 @@ def silenced_note(members: Members, hidden: Collection[int | None]) -> str:
     layers = sum(number is not None and members[number].until_step is None for number in hidden if number in members)
     if not layers:
         return ""
-    return f" {count(layers, 'more layer', ('is', 'are'))} silenced."
+    return f" {count(layers, 'more parameter', ('is', 'are'))} silenced."
 
 
 MAX_SILENCES = 200

@@ -83,11 +83,11 @@ WORDS: dict[tuple[str, str | None], Words] = {
         "{layers} went under the threshold given for {them}{absmax} {at}",
     ),
     ("collapse", "siblings"): Words(
-        "{count} {have} far smaller gradients than similar layers {since}",
-        "{layers} {have} much smaller gradients than similar layers{against}, {since} at the latest",
+        "{count} {have} far smaller gradients than similar parameters {since}",
+        "{layers} {have} much smaller gradients than similar parameters{against}, {since} at the latest",
     ),
     ("collapse", "follows"): Words(
-        "{count} fell beside collapsed layers {at}",
+        "{count} fell beside collapsed parameters {at}",
         "{layers} beside collapsed ones fell{from_to} {at}",
     ),
     ("collapse", "joined_late"): Words(
@@ -110,8 +110,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("unused", "not_in_graph"): _UNREACHED,
     ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("vanished", "handed_over"): Words(
-        "{count} handed {their} gradient over to similar layers {at}",
-        "{layers} had gradients before, and {none_or_zeros} {since}, when similar layers that had none got theirs",
+        "{count} handed {their} gradient over to similar parameters {at}",
+        "{layers} had gradients before, and {none_or_zeros} {since}, when similar parameters that had none got theirs",
     ),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
@@ -227,7 +227,7 @@ ENDS = {
     "rebaselined": "Accepted{at}: a new baseline is learnt.",
     "rule_changed": "Over{at}: the rule is another one now.",
     "run_deleted": "Over{at}: the run was deleted.",
-    "layer_gone": "Over{at}: a later launch does not train all of these layers.",
+    "layer_gone": "Over{at}: a later launch does not train all of these parameters.",
 }
 ABSENCE_ENDS = {
     "run_finished": "The run ended{at}.",
@@ -273,7 +273,7 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
             fields |= _agreement(len(layers))
             fields["layers"] = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
             if len(layers) != incident.layers:
-                named = [names.get(layer, f"layer {layer}") for layer in layers]
+                named = [names.get(layer, f"parameter {layer}") for layer in layers]
                 fields["layers"] += f" ({describe_layers(named, others)})"
         clauses.append(_template(incident.rule, kind).sentence.format_map(fields))
     text = "; ".join(clauses) or f"{incident.rule} fired"
@@ -462,8 +462,8 @@ def _ending(incident: Incident) -> str:
 
 def _count(layers: int, total: int) -> str:
     if layers == total:
-        return f"all {count(total, 'layer')}" if total > 1 else "the only layer"
-    return f"{layers:,} of {count(total, 'layer')}"
+        return f"all {count(total, 'parameter')}" if total > 1 else "the only parameter"
+    return f"{layers:,} of {count(total, 'parameter')}"
 
 
 def _agreement(layers: int) -> dict[str, str]:

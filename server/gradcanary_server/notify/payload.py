@@ -232,7 +232,7 @@ def _names(detail: IncidentDetail, members: bool) -> list[str]:
 
 
 def _name(detail: IncidentDetail, number: int) -> str:
-    return detail.layers[number].name if number in detail.layers else f"layer {number}"
+    return detail.layers[number].name if number in detail.layers else f"parameter {number}"
 
 
 def _sentences(evidence: Sequence[str]) -> list[str]:

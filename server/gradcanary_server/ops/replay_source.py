@@ -99,7 +99,7 @@ def source_of_csv(name: str, lines: Iterable[str]) -> ReplaySource:
     rows = csv.reader(lines)
     header = next(rows, [])
     if header[:2] != ["step", "time"] or not 3 <= len(header) <= MAX_LAYERS + 2:
-        raise TraceError(f"{name}, line 1: the first line is step,time, and then the names of the layers.")
+        raise TraceError(f"{name}, line 1: the first line is step,time, and then the names of the parameters.")
     layers = [title[1:] if title[:1] == "'" and title[1:].startswith(FORMULA) else title for title in header[2:]]
     others = {stat for stat in wire.STATS for layer in layers if layer.startswith(f"{stat} ")}
     if others:
@@ -108,7 +108,7 @@ def source_of_csv(name: str, lines: Iterable[str]) -> ReplaySource:
             "Rules go by absmax alone: export it with stat=absmax."
         )
     if len(set(layers)) < len(layers):
-        raise TraceError(f"{name}, line 1: a layer is there twice.")
+        raise TraceError(f"{name}, line 1: a parameter is there twice.")
     try:
         by_step = {row[0]: row for row in (_parse_row(name, rows.line_num, row, len(layers)) for row in rows)}
     except csv.Error as error:

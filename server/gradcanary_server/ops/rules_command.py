@@ -95,7 +95,7 @@ def _lines(answer: httpx.Response) -> Iterator[bytes]:
 
 def report_lines(source: ReplaySource, simulations: Mapping[str, Simulation], steps: tuple[int, int]) -> Iterator[str]:
     """Yield the report of rules, by their names, that were tried on the same run."""
-    yield f"{source.name}: steps {steps[0]:,} to {steps[1]:,}, {count(len(source.layers), 'layer')}"
+    yield f"{source.name}: steps {steps[0]:,} to {steps[1]:,}, {count(len(source.layers), 'parameter')}"
     if source.raw_start_step is not None:
         yield (
             f"Single samples before step {source.raw_start_step:,} are gone (GRADCANARY_RAW_DAYS): "
@@ -129,4 +129,4 @@ def _layers(simulated: SimulatedIncident, source: ReplaySource) -> str:
     patterns = layer_prefixes(names, [name for name in source.layers.values() if name not in members])
     more = f" and {len(patterns) - MAX_PATTERNS} more" if len(patterns) > MAX_PATTERNS else ""
     run = "the whole run, " if None in simulated.case.members else ""
-    return f"{run}{len(names)} of {count(len(source.layers), 'layer')}: {', '.join(patterns[:MAX_PATTERNS])}{more}"
+    return f"{run}{len(names)} of {count(len(source.layers), 'parameter')}: {', '.join(patterns[:MAX_PATTERNS])}{more}"

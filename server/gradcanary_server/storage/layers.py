@@ -54,7 +54,7 @@ def register_layers(
     numbers: dict[str, int] = {name: row.layer_no for name, row in rows.items()}
     new = [item.name for item in layer_set.layers if item.name not in numbers]
     if len(numbers) + len(new) > MAX_LAYERS_OF_RUN:
-        raise invalid(f"A run has at most {MAX_LAYERS_OF_RUN} layer names over all its launches.", "layer_sets")
+        raise invalid(f"A run has at most {MAX_LAYERS_OF_RUN} parameter names over all its launches.", "layer_sets")
     numbers.update({name: number for number, name in enumerate(new, start=len(numbers))})
     described = [_description_changes(item, numbers[item.name]) for item in layer_set.layers]
     inserts = [values for values in described if values["name"] not in rows]

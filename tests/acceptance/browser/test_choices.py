@@ -51,12 +51,12 @@ def test_rows_can_be_chosen_ordered_and_valued(shared: Any, open_page: Callable[
     assert meta(page)["value"] == "max"
     expect(page.get_by_role("button", name="max", exact=True)).to_have_attribute("aria-pressed", "true")
     page.get_by_role("combobox", name="Stat").select_option(label="Gradient norm")
-    expect(page.locator("#heat-words")).to_have_text("Gradient norm, every layer")
+    expect(page.locator("#heat-words")).to_have_text("Gradient norm, every parameter")
     expect(page.locator("#trend-note")).to_contain_text("gradient norm")
     asked = {"rows": r"^blocks\.[45].*lora_A", "order": "worst", "value": "max", "stat": "norm"}
     assert query(page) == asked
     page.go_back()
-    expect(page.locator("#heat-words")).to_have_text("Gradient absmax, every layer")
+    expect(page.locator("#heat-words")).to_have_text("Gradient absmax, every parameter")
     expect(page.get_by_role("combobox", name="Stat")).to_have_value("")
     for _ in range(3):
         page.go_back()
@@ -95,7 +95,7 @@ def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(shared: Any, o
     assert len(rows(page)) == 84
     expect(page.locator("#outage")).to_be_empty()
     page.locator("#rows").fill("nowhere<b>")
-    expect(page.locator("#heatmap")).to_contain_text("No layer has a name that")
+    expect(page.locator("#heatmap")).to_contain_text("No parameter has a name that")
     expect(page.locator("#heatmap")).to_contain_text("nowhere<b>")
     page.locator("#rows").fill("lora_A")
     expect(page.locator("#refusal")).to_be_empty()
@@ -108,7 +108,7 @@ def test_a_choice_and_a_narrower_window_leave_figures_as_high_as_they_are(
     page = open_run(open_page, shared.url, RUN)
     drawn = "document.querySelector('#heatmap .svg-container').getBoundingClientRect().height"
     page.get_by_role("combobox", name="Stat").select_option(label="Gradient norm")
-    expect(page.locator("#heat-words")).to_have_text("Gradient norm, every layer")
+    expect(page.locator("#heat-words")).to_have_text("Gradient norm, every parameter")
     until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.height > 0")
     high = page.evaluate(drawn)
     page.set_viewport_size({"width": 390, "height": 844})

@@ -48,7 +48,7 @@ def test_two_runs_are_chosen_and_held_against_each_other(
     expect(page.locator("#compare-picker")).to_contain_text(f"Choose the run to hold against {BF16}")
     page.locator(".picks a", has_text=FP32).click()
     expect(page.locator("h1")).to_have_text(
-        "B has fp32 accumulators instead of bf16; 0 of 85 layers collapsed instead of 18 of 84; steps take 3.0 % "
+        "B has fp32 accumulators instead of bf16; 0 of 85 parameters collapsed instead of 18 of 84; steps take 3.0 % "
         "longer, peak memory is 6.0 % more; over the same steps the loss ends at 0.106 in both."
     )
     assert page.evaluate("window.location.search") == f"?run={BF16}&run={FP32}"
@@ -161,7 +161,7 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     expect(page.locator("#compare-refusal")).to_contain_text("missing )")
     expect(page.locator("#differences-tally")).to_have_text("84")
     page.locator("#rows").fill("<b>")
-    expect(page.locator("#compare-measure")).to_have_text("No layer has a name that <b> matches.")
+    expect(page.locator("#compare-measure")).to_have_text("No parameter has a name that <b> matches.")
     page.locator("#rows").fill("mlp")
     expect(page.locator("#differences-tally")).to_have_text("28")
     page.get_by_role("combobox", name="Stat").select_option(label="Gradient norm")

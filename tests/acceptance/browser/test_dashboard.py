@@ -88,7 +88,7 @@ def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[
     page.locator(".run h2 a").click()
     expect(page).to_have_url(f"{watched.url}/runs/lora-quiet")
     expect(page.locator("h1")).to_have_text("lora-quiet")
-    expect(page.locator("[data-verdict=quiet]")).to_have_text("OKNo open incident in 12 layers")
+    expect(page.locator("[data-verdict=quiet]")).to_have_text("OKNo open incident in 12 parameters")
 
 
 def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_page: Callable[..., Page]) -> None:
@@ -110,8 +110,9 @@ def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Pa
     verdict = page.locator("[data-verdict=critical]")
     expect(verdict.locator(".badge")).to_have_text("collapse \N{MIDDLE DOT} 18 of 96")
     expect(verdict).to_contain_text("; the loss")
-    heard = page.locator("main [aria-live=polite]", has_text="layers collapsed")
-    expect(heard).to_have_text("18 of 96 layers collapsed at steps 249 to 255")  # without what changes with each step
+    heard = page.locator("main [aria-live=polite]", has_text="parameters collapsed")
+    # Without what changes with each step.
+    expect(heard).to_have_text("18 of 96 parameters collapsed at steps 249 to 255")
     expect(page.locator(".tile .value")).to_have_text(["399", "18 / 96", "bfloat16", re.compile(r"^0\.1\d+$")])
     expect(page.locator(".incident h3")).to_contain_text(["collapse"])
     first = page.locator("#layer-rows tr").first
@@ -140,7 +141,7 @@ def test_a_red_row_that_layers_share_leads_to_the_one_that_fell(shared: Any, ope
     page = open_run(open_page, shared.url, "?layer=0", run="many-layers")
     click_row(page, fallen // 2)
     expect(page.locator("#trend-title")).to_have_text(stream.names[fallen])
-    expect(page.locator("#readout")).to_contain_text(f"{stream.names[fallen]} and 1 other layer")
+    expect(page.locator("#readout")).to_contain_text(f"{stream.names[fallen]} and 1 other parameter")
     open_row(page, (fallen // 2 + 0.5) / 201)
     expect(page.locator(".crumbs .here")).to_have_text(stream.names[fallen])
 
@@ -319,7 +320,7 @@ def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
     page = open_run(open_page, pages)
     watched.stop()
     expect(page.locator("#outage")).to_contain_text(f"The collector at {watched.url} does not answer")
-    expect(page.locator("[data-verdict]")).to_contain_text("18 of 84 layers")
+    expect(page.locator("[data-verdict]")).to_contain_text("18 of 84 parameters")
     late = open_page(f"{pages}/runs/{RUN}")
     expect(late.locator("#outage")).to_contain_text("does not answer")
     expect(late.locator("#trend .main-svg").first).to_be_attached()
@@ -342,7 +343,7 @@ def test_a_page_that_is_asked_for_while_the_server_is_away_is_there_when_it_is_b
     link.click()
     expect(page.locator("#offline")).to_be_visible()
     watched.start()
-    expect(page.locator("[data-verdict]")).to_contain_text("layers collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("parameters collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     page.wait_for_selector(IMAGE)
     complaints.clear()
@@ -356,7 +357,7 @@ def test_a_page_that_loads_as_the_server_goes_away_is_filled_when_it_is_back(
     page.goto(f"{watched.url}/runs/{RUN}")
     expect(page.locator("#offline")).to_be_visible()
     page.unroute("**/_dash-update-component*")
-    expect(page.locator("[data-verdict]")).to_contain_text("layers collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("parameters collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     complaints.clear()
 
@@ -410,7 +411,7 @@ def test_open_dialogs_stay_open_during_a_refresh(shared: Any, open_page: Callabl
     session.post_batch(0, first).raise_for_status()
     page = open_run(open_page, shared.url, run="summed-up")
     card = page.locator(".card.accumulators")
-    more = card.locator("summary", has_text="6 more kinds of layers")
+    more = card.locator("summary", has_text="6 more kinds of parameters")
     more.click()
     expect(card.locator(".kinds").nth(1)).to_be_visible()
     for seq, batch in enumerate(further, start=1):

@@ -95,6 +95,7 @@ def test_unknown_page_says_so_and_links_on(shared: Any, open_page: Callable[...,
     page.goto(f"{shared.url}/runs")
     assert [each.status for each in answers if each.url.endswith("/runs")] == [404]
     expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
+    expect(page.get_by_label("Pages").get_by_role("link")).to_have_text([*ELSEWHERE])
     assert faults(page) == []
     page.get_by_role("link", name="See all runs").click()
     expect(names(page).first).to_be_visible()

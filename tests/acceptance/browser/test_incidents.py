@@ -74,7 +74,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     until = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
     wish = {"run": RUN, "rule": "collapse", "match": "^blocks.4", "until": until, "by": "grace"}
     made = httpx.post(f"{shared.url}/api/v1/silences", json=wish)
-    expect(page.locator("#incident-state")).to_contain_text("6 of 18 layers silenced")
+    expect(page.locator("#incident-state")).to_contain_text("6 of 18 parameters silenced")
     assert page.locator("#incident-page-state").get_attribute("data-shown") != before
     expect(dialog.get_by_label("Note")).to_have_value("half a")
     expect(dialog.get_by_label("Note")).to_be_focused()
@@ -109,7 +109,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     page.keyboard.press("Enter")  # takes what is offered
     dialog.get_by_role("button", name="Silence", exact=True).click()
     card = page.locator(f".incident:has(#incident-{number})")
-    expect(card).to_contain_text(re.compile("6 of 18 layers silenced, ends in [89][0-9] min"))
+    expect(card).to_contain_text(re.compile("6 of 18 parameters silenced, ends in [89][0-9] min"))
     [own] = shared.get("/api/v1/silences").json()["silences"]
     assert (own["match"], own["by"], own["rule"], own["run"]) == (r"^blocks\.5\.", "ada", "collapse", RUN)
     page.locator(".members .layer").first.click()
@@ -158,7 +158,7 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     assert not phone.evaluate(is_wider)
     phone.get_by_role("button", name="Show more").tap()
     expect(phone.locator("#members tr")).to_have_count(390)
-    phone.get_by_label("Layers with this in their name").fill("ALERT(38")
+    phone.get_by_label("Parameters with this in their name").fill("ALERT(38")
     expect(phone.locator("#members tr")).to_have_count(11)
     phone.get_by_role("button", name="value", exact=True).tap()
     expect(phone.locator("#members-heads [aria-sort=ascending]")).to_have_text("value")
@@ -168,7 +168,7 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     phone.reload()
     expect(phone.locator("#members tr")).to_have_count(11)
     assert [float(text) for text in phone.locator("#members .value").all_inner_texts()] == values
-    expect(phone.get_by_label("Layers with this in their name")).to_have_value("ALERT(38")
+    expect(phone.get_by_label("Parameters with this in their name")).to_have_value("ALERT(38")
     ask(phone, "silence", found["id"])
     assert not phone.evaluate(is_wider)
     assert phone.evaluate(
@@ -188,10 +188,10 @@ def test_each_incident_has_its_own_order_and_filter(shared: Any, open_page: Call
     expect(page.locator("#members tr")).to_have_count(3)
     page.evaluate(f"window.gradcanary.open('/incidents/{other}')")
     expect(page.locator("#members tr")).to_have_count(18)
-    expect(page.get_by_label("Layers with this in their name")).to_have_value("")
+    expect(page.get_by_label("Parameters with this in their name")).to_have_value("")
     page.go_back()
     expect(page.locator("#members tr")).to_have_count(3)
-    expect(page.get_by_label("Layers with this in their name")).to_have_value("q.lora")
+    expect(page.get_by_label("Parameters with this in their name")).to_have_value("q.lora")
 
 
 def test_the_steps_that_an_incident_offers_are_those_of_its_run(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -45,7 +45,7 @@ def test_a_healthy_layer_has_no_incident_and_all_stats_have_their_place(
     shared: Any, open_page: Callable[..., Page]
 ) -> None:
     page = open_page(f"{shared.url}/runs/{RESUMED}/layers/0")
-    expect(page.locator("h1")).to_contain_text("No rule fires for this layer")
+    expect(page.locator("h1")).to_contain_text("No rule fires for this parameter")
     expect(page.locator(".crumbs .here")).to_have_text("blocks.0.attn.q.lora_A.weight")
     for stat in ("zero_fraction", "update_ratio", "weight_norm", "accumulation_error", "norm_ratio"):
         expect(page.locator(f"#stat-{stat} .scatterlayer .trace").first).to_be_attached()

@@ -69,10 +69,10 @@ def test_woken_up_by_a_message_one_sees_what_happened_acks_and_sees_it_end(share
     [found] = [each for each in incidents if each["rule"] == "collapse"]
 
     phone.goto(found["url"])
-    expect(phone.locator("[data-verdict]")).to_contain_text("3 of 24 layers collapsed")
+    expect(phone.locator("[data-verdict]")).to_contain_text("3 of 24 parameters collapsed")
     card = phone.locator(".incident").first
     expect(card).to_have_class("incident open critical named")
-    for words in ("since step 130", "Do first", "Why", "Layers"):
+    for words in ("since step 130", "Do first", "Why", "Parameters"):
         expect(card).to_contain_text(words)
     order = "(name) => document.querySelector(name).getBoundingClientRect().top"
     tops = [phone.evaluate(order, name) for name in ("[data-verdict]", ".card.incidents", ".card.heat", ".tiles")]

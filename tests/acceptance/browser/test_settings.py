@@ -192,7 +192,7 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     expect(plan).to_contain_text("This expression does not work")
     page.get_by_role("button", name="names that begin with").click()
     page.get_by_label("Which").fill("blocks.4.")
-    expect(plan.locator("li")).to_have_text(re.compile(r"#\d+ collapse in lora-fell, 6 of 18 layers"))
+    expect(plan.locator("li")).to_have_text(re.compile(r"#\d+ collapse in lora-fell, 6 of 18 parameters"))
     page.get_by_role("button", name="other").click()
     page.get_by_role("textbox", name="How long").fill("soon")
     page.get_by_label("Note").fill("<b>")

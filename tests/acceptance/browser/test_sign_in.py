@@ -13,6 +13,10 @@ from support.browser.plots import IMAGE, await_figures
 from support.streams import Session
 
 RUN = "lora-fell"
+LOOK = """() => {
+    const { backgroundColor, color } = getComputedStyle(document.body);
+    return [backgroundColor, color, getComputedStyle(document.querySelector("button")).backgroundColor];
+}"""
 
 
 class Guarded:
@@ -59,7 +63,8 @@ def test_mistyped_address_is_not_found_for_a_reader(guarded: Guarded) -> None:
     assert {path: answer.status_code for path, answer in answers.items()} == {
         "/runs": 404, "/rnus/lora": 404, "/settings/nothing": 404, "/api/v1/nothing": 403,
     }  # fmt: skip
-    assert "<h1>No such page</h1>" in answers["/runs"].text
+    assert "content-security-policy" in answers["/runs"].headers
+    assert "/assets/pages-" in answers["/runs"].text, "the document of all pages"
 
 
 def test_a_visit_from_its_beginning_to_its_end(
@@ -67,7 +72,9 @@ def test_a_visit_from_its_beginning_to_its_end(
 ) -> None:
     page = open_page(f"{guarded.url}/runs/{RUN}?stat=norm", alone=True, theme="dark")
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "its style is let in"
+    expect(page.get_by_role("main")).to_contain_text(guarded.url.removeprefix("http://"))
+    look = page.evaluate(LOOK)
+    assert len({*look}) == 3, "its style is let in"
     assert page.evaluate("document.activeElement.id") == "token"
     page.set_default_timeout(60_000)  # this profile has compiled nothing yet
     give(page, "gc_read_wrong")
@@ -80,6 +87,7 @@ def test_a_visit_from_its_beginning_to_its_end(
     page.wait_for_selector(IMAGE)
     assert page.url == f"{guarded.url}/runs/{RUN}?stat=norm"
     await_figures(page)
+    assert page.evaluate(LOOK)[:2] == look[:2], "the pages have the same colours"
     ack(page)
     expect(page.get_by_role("dialog")).to_contain_text("The token 'ada' has the scope read, and this takes admin.")
     page.keyboard.press("Escape")

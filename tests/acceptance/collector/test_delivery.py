@@ -116,7 +116,7 @@ def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
         eventually(lambda: collector.get("/api/v1/runs/run-1").json()["state"] == "silent")
         eventually(lambda: len(collector.get("/api/v1/runs/run-1").json()["open_incidents"]) == 2)
         headline = collector.get("/api/v1/runs/run-1").json()["headline"]
-    assert headline == "2 of 4 layers collapsed at step 240; nothing heard since step 399"
+    assert headline == "2 of 4 parameters collapsed at step 240; nothing heard since step 399"
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["answered", "under_way"])

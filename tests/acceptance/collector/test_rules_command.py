@@ -48,14 +48,14 @@ def test_a_run_is_judged_by_rules_of_yours_beside_the_present_ones(trained, test
     collapse = f"  collapse (critical) fired at step {found['collapse']['opened_step']}, run_finished at step 299"
     vanished = f"  vanished (critical) fired at step {found['vanished']['opened_step']}, run_finished at step 299"
     assert status == 1
-    assert said[0] == "lora: steps 0 to 299, 24 layers"
+    assert said[0] == "lora: steps 0 to 299, 24 parameters"
     mine, present = (
         said.index("../rules.yaml: 3 incidents, 3 messages"),
         said.index("the rules of the collector, version 1: 3 incidents, 3 messages"),
     )
     assert mine < present
-    assert said[mine + 1 : mine + 3] == [collapse, "    2 of 24 layers: blocks.0-1.attn.lora_B.weight"]
-    assert said[present + 1 : present + 3] == [collapse, "    4 of 24 layers: blocks.0-1.attn.*.weight"]
+    assert said[mine + 1 : mine + 3] == [collapse, "    2 of 24 parameters: blocks.0-1.attn.lora_B.weight"]
+    assert said[present + 1 : present + 3] == [collapse, "    4 of 24 parameters: blocks.0-1.attn.*.weight"]
     assert re.fullmatch(r"    opened at 2023-11-14T22:13:.*Z, after step 249", said[present + 3])
     assert vanished in said[mine:present]
     assert "    the whole run" in said[mine:present]
@@ -76,7 +76,7 @@ def test_a_csv_file_is_judged_as_the_run_that_it_was_exported_from(trained, test
     assert status == 1
     assert said[said.index("the default rules: 1 incident, 1 message") + 1 :][:2] == [
         f"  collapse (critical) fired at step {known['opened_step']}, still open",
-        "    4 of 24 layers: blocks.0-1.attn.*.weight",
+        "    4 of 24 parameters: blocks.0-1.attn.*.weight",
     ]
     lines = trace.read_text().splitlines(keepends=True)
     trace.write_text("".join(lines[:AT]))
@@ -104,7 +104,7 @@ def test_test_rules_reports_why_it_cannot_run(trained, test_rules, rules, argume
     ("text", "says"),
     [
         ("", "line 1: the first line is step,time"),
-        ("step,time,a,a\n", "a layer is there twice"),
+        ("step,time,a,a\n", "a parameter is there twice"),
         ("step,time,a\n", "has no steps"),
         ("step,time,a\n0,2026-01-01T00:00:00Z,1\nx,2026-01-01T00:00:00Z,1\n", "line 3"),
         ("step,time,a\n0,2026-01-01T00:00:00Z,1,2\n", "line 2 has 4 cells, the first line 3"),

@@ -182,8 +182,8 @@ def test_messages_name_only_what_is_not_silenced(stage):
     assert opened["counts"] == {"firing": 2, "ever": 2, "layers": LAYERS}
     assert opened["prefixes"] == ["blocks.1-2.attn.lora_A.weight"]
     assert {layer["name"] for layer in opened["worst"]} == {f"blocks.{n}.attn.lora_A.weight" for n in (1, 2)}
-    assert opened["summary"].startswith("2 of 24 layers (blocks.1-2.attn.lora_A.weight) fell from")
-    assert opened["summary"].endswith(" 1 more layer is silenced.")
+    assert opened["summary"].startswith("2 of 24 parameters (blocks.1-2.attn.lora_A.weight) fell from")
+    assert opened["summary"].endswith(" 1 more parameter is silenced.")
     assert story.incident()["counts"]["ever"] == 3, "the page shows all of them"
     assert story.incident()["silenced"]["members"] == 1
     unsilence(collector, number)
@@ -210,7 +210,7 @@ def test_only_the_names_of_members_are_read_to_silence_some(store):
         [veil] = silences.silenced_members_by_incident(connection, rows, [names]).values()
         read = sum(len(connection.exec_driver_sql(*each).all()) for each in list(asked))
     assert veil.covered == {0}
-    assert read == 1 + 2 + 2, "the run, the members, and their names, of 300 layers"
+    assert read == 1 + 2 + 2, "the run, the members, and their names, of 300 parameters"
 
 
 def test_a_silence_takes_back_what_is_not_sent_yet(store, monkeypatch):

@@ -43,7 +43,7 @@ def test_incidents_are_a_table_the_worst_first(typed, troubled):
     status, said, _ = typed("incidents")
     assert status == 0
     head, opened, ended, *_, tail = said.splitlines()
-    assert re.split(r"  +", head) == ["ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT"]
+    assert re.split(r"  +", head) == ["ID", "SEVERITY", "STATE", "RUN", "RULE", "PARAMETERS", "OPENED (UTC)", "WHAT"]
     assert re.split(r"  +", opened)[:6] == ["2", "critical", "open", "sdxl", "collapse", "3/24"]
     assert "fell from 0.00105 to" in opened
     assert re.split(r"  +", ended)[:6] == ["1", "critical", "ended", "diverged", "nonfinite", "1/24"]
@@ -66,7 +66,9 @@ def test_incidents_are_chosen_by_run_state_and_time(typed):
 def test_incident_command_shows_one_in_full(typed, troubled):
     status, said, _ = typed("incidents", "2")
     assert status == 0
-    assert said.startswith("#2 collapse in sdxl: critical, open\n3 of 24 layers (blocks.0-2.attn.lora_A.weight) fell")
+    assert said.startswith(
+        "#2 collapse in sdxl: critical, open\n3 of 24 parameters (blocks.0-2.attn.lora_A.weight) fell"
+    )
     assert f"at step {AT:,}." in said
     for words in (
         "\nSince step ",
@@ -87,7 +89,7 @@ def test_silence_and_unsilence(typed):
     assert status == 0
     number = re.match(r"Silence (\d+) until ....-..-.. ..:.. UTC hides #2\. End it: gradcanary unsilence \1$", said)[1]
     assert "  open, partly silenced  " in typed("incidents")[1]
-    assert re.search(r"Silenced until .* UTC, 1 of 3 layers\.", typed("incidents", "2")[1])
+    assert re.search(r"Silenced until .* UTC, 1 of 3 parameters\.", typed("incidents", "2")[1])
     [made] = json.loads(typed("silences", "--json")[1])["silences"]
     assert (made["run"], made["rule"], made["match"], made["by"]) == ("sdxl", "collapse", r"blocks\.0\.", "ada")
     row = typed("silences")[1].splitlines()[1]
@@ -105,7 +107,7 @@ def test_silence_and_unsilence(typed):
 
 def test_ack_and_a_new_baseline(typed):
     status, said, _ = typed("ack", "2", "--by", "ada", "--note", "restarting\ntonight")
-    assert (status, said.startswith("#2 is acked by ada: collapse in sdxl, open. 3 of 24 layers")) == (0, True)
+    assert (status, said.startswith("#2 is acked by ada: collapse in sdxl, open. 3 of 24 parameters")) == (0, True)
     assert "\nAcked by ada, " in typed("incidents", "2")[1]
     assert " UTC: restarting tonight\n" in typed("incidents", "2")[1]
     said = typed("ack", "2", "--new-baseline")[1]

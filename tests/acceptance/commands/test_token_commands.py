@@ -157,7 +157,7 @@ def test_commands_work_with_a_token(guarded, run, typed, admin, monkeypatch, tmp
     rules = tmp_path / "rules.yaml"
     rules.write_text("version: 1\n")
     status, said, _ = typed("test-rules", str(rules), "--run", run)
-    assert (status, "2 of 12 layers" in said) == (1, True), said
+    assert (status, "2 of 12 parameters" in said) == (1, True), said
     status, _, error = typed("ack", "1", "--by", "ada")
     assert (status, "The token 'ada' has the scope read, and this takes admin." in error) == (2, True)
     assert typed("ack", "1", "--by", "ada", "--token", admin)[0] == 0

@@ -36,7 +36,7 @@ def test_a_training_is_watched_without_a_change(workplace: Workplace, words: tup
     ended = workplace.launch(*words)
     assert ended.stdout == "trained a --run b\n"
     page = f"{workplace.url}/runs/{workplace.name}"
-    found = "watching AdamW, 4 layers (4 float32), K = 2 per step, summed in 4 float32"
+    found = "watching AdamW, 4 parameters (4 float32), K = 2 per step, summed in 4 float32"
     lines = [line for line in ended.stderr.splitlines() if "gradcanary" in line]
     appears = f"gradcanary: the page appears at the first optimizer step: {page}"
     assert lines == [appears, f"gradcanary: {found}: {page}"]
@@ -59,7 +59,7 @@ def test_options_after_the_command_belong_to_the_command(workplace: Workplace, w
 def test_ranks_share_run_and_launch_and_the_first_one_speaks(workplace: Workplace) -> None:
     ended = workplace.launch(*TORCHRUN)
     assert ended.stdout.count("trained") == 2
-    assert ended.stderr.count("gradcanary: watching AdamW, 4 layers") == 1
+    assert ended.stderr.count("gradcanary: watching AdamW, 4 parameters") == 1
     stored = workplace.stored()
     assert (stored["state"], stored["step"]) == ("finished", 3)
     assert [(each["rank"], each["world_size"]) for each in stored["sessions"]] == [(0, 2), (1, 2)]
@@ -135,7 +135,7 @@ if __name__ == "__main__":
 def test_children_that_do_not_train_have_no_session(workplace: Workplace) -> None:
     workplace.write("children.py", CHILDREN)
     ended = workplace.launch("children.py")
-    assert (ended.stderr.count("gradcanary"), ended.stderr.count("gradcanary: watching AdamW, 4 layers")) == (2, 1)
+    assert (ended.stderr.count("gradcanary"), ended.stderr.count("gradcanary: watching AdamW, 4 parameters")) == (2, 1)
     sessions = workplace.stored()["sessions"]
     assert [(each["state"], each["last_step"]) for each in sessions] == [("finished", 3)]
 

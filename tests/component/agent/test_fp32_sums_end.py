@@ -232,7 +232,7 @@ def test_names_choose_among_the_parameters() -> None:
             BF16,
             "q_proj",
             ValueError,
-            r"matches no layer; there are, for example, first\.base\.weight, first\.base\.bias",
+            r"matches no parameter; there are, for example, first\.base\.weight, first\.base\.bias",
         ),
         (BF16, "(", ValueError, r"params='\('\): it must be a regular expression"),
         (BF16, "", ValueError, "params=''"),
@@ -253,7 +253,9 @@ def test_no_optimizer_no_layer_of_low_precision_and_a_second_one_are_refused() -
         gradcanary.fp32_accumulators(model)
     model["last"].float()
     optimizer = adamw(model.parameters())
-    with pytest.raises(ValueError, match=r"matches 6 layers, none of them bfloat16 or float16; .* first\.base\.weight"):
+    with pytest.raises(
+        ValueError, match=r"matches 6 parameters, none of them bfloat16 or float16; .* first\.base\.weight"
+    ):
         gradcanary.fp32_accumulators(optimizer, "last")
     with gradcanary.fp32_accumulators(optimizer, "lora"):
         with pytest.raises(ValueError, match=r"in float32 already; close\(\) that one first"):

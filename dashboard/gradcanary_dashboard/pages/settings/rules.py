@@ -134,8 +134,8 @@ def _outcome(run: str, count: Mapping[str, Any]) -> list[Any]:
 
 def _held(entry: Mapping[str, Any], runs: int) -> str:
     if not entry["runs"]:
-        return "holds for no layer of these runs"
-    return f"holds for up to {numbers.plural(entry['layers'], 'layer')} of a run, in {entry['runs']} of {runs}"
+        return "holds for no parameter of these runs"
+    return f"holds for up to {numbers.plural(entry['layers'], 'parameter')} of a run, in {entry['runs']} of {runs}"
 
 
 def _bounds(line: Line) -> list[html.Ul]:
@@ -184,8 +184,8 @@ def _layers(rules: Rules) -> list[Any]:
     if not rules["layers"]:
         return []
     entries = html.Ul([_entry(entry, rules) for entry in rules["layers"]], className="rules-of")
-    words = html.P("Of a layer the first entry that is found in its name holds.", className="dim")
-    return [elements.card("layers-of", words, entries, title="Layers with rules of their own")]
+    words = html.P("Of a parameter the first entry that is found in its name holds.", className="dim")
+    return [elements.card("layers-of", words, entries, title="Parameters with rules of their own")]
 
 
 def _entry(entry: Mapping[str, Any], rules: Rules) -> html.Li:

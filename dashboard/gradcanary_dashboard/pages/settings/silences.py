@@ -115,7 +115,7 @@ def _entry(silence: Mapping[str, Any]) -> html.Article:
     known = [
         ("Run", "every run" if silence["run"] == "*" else html.Code(silence["run"])),
         ("Rule", EVERY_RULE if silence["rule"] is None else silence["rule"].replace("_", " ")),
-        ("Layers", "all of them" if silence["match"] is None else ["with ", html.Code(silence["match"])]),
+        ("Parameters", "all of them" if silence["match"] is None else ["with ", html.Code(silence["match"])]),
         ("Ends", elements.moment(silence["until"])),
         ("By", [silence["by"], ", ", elements.moment(silence["created"])]),
         ("Note", silence["note"]),

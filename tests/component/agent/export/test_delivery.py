@@ -38,7 +38,7 @@ def brief(number: int, severity: str = "warning") -> dict[str, object]:
         "state": "open",
         "opened_step": 3,
         "layers": 2,
-        "summary": "2 of 4 layers fell",
+        "summary": "2 of 4 parameters fell",
         "url": "http://x/1",
         "later": None,
     }

@@ -373,7 +373,7 @@ def test_xla_tensors_are_not_measured(
     assert collector.metric("loss") == collector.metric("mine") == collector.metric("lr0") == {}
     assert collector.metric("acc") == {step: float(step) for step in range(3)}
     assert len(collector.facts("lazy_device")) == 1
-    assert capsys.readouterr().err.count("Layers on an XLA device are not measured") == 1
+    assert capsys.readouterr().err.count("Parameters on an XLA device are not measured") == 1
 
 
 class Operations(torch.utils._python_dispatch.TorchDispatchMode):

@@ -619,5 +619,5 @@ def test_layers_beyond_the_most_that_a_run_has_are_named_as_missing(
         train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     (fact,) = recorded.facts("too_many_layers")
     assert recorded.names == ["0.weight", "0.bias", "1.weight"]
-    assert "has 8 layers, and a run at most 3" in fact["text"]
+    assert "has 8 parameters, and a run at most 3" in fact["text"]
     assert capsys.readouterr().err.count("the other 5 are not") == 1

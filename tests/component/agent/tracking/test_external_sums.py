@@ -296,7 +296,7 @@ def test_names_are_known_with_the_first_step_where_nothing_was_given(
     assert {step: collector.stat("norm")[step] for step in range(1, STEPS)} == {
         step: pytest.approx(read[step], rel=EXACT) for step in range(1, STEPS)
     }
-    assert capsys.readouterr().err.count("'no.such'): no layer is called so") == 1
+    assert capsys.readouterr().err.count("'no.such'): no parameter is called so") == 1
 
 
 def wait_until_read(watched: gradcanary.Watch, step: int) -> None:
@@ -354,7 +354,7 @@ def test_a_layer_that_goes_is_no_error(capsys: pytest.CaptureFixture[str]) -> No
             optimizer.step()
             model.zero_grad()
     assert "2.bias" not in collector.states()[3]
-    assert capsys.readouterr().err.count("'2.bias'): no layer is called so") == 1
+    assert capsys.readouterr().err.count("'2.bias'): no parameter is called so") == 1
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_layer_that_goes_is_no_error(capsys: pytest.CaptureFixture[str]) -> No
         ("0.weight", [1.0], TypeError, "is a list"),
         ("0.weight", torch.zeros(32, 16, device="meta"), ValueError, "meta"),
         ("0.weight", torch.zeros(32, 16, dtype=torch.int32), ValueError, "int32"),
-        ("0.wieght", torch.zeros(32, 16), ValueError, r"no layer is called so; there are, for example, 0.weight"),
+        ("0.wieght", torch.zeros(32, 16), ValueError, r"no parameter is called so; there are, for example, 0.weight"),
         ("0.weight", torch.zeros(16, 32), ValueError, r"shape \(16, 32\): its layer has \(32, 16\)"),
     ],
 )

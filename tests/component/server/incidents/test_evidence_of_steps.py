@@ -78,5 +78,5 @@ def test_heads_that_take_turns_hand_over_and_no_message_is_due(archive):
     found = {each.incident.rule: each for each in incidents(archive)}
     told = found["vanished"]
     assert (told.incident.severity, told.cause.code) == ("information", "handed_over")
-    assert told.headline == "1 of 8 layers handed its gradient over to similar layers at step 150"
-    assert "when similar layers that had none got theirs" in told.summary
+    assert told.headline == "1 of 8 parameters handed its gradient over to similar parameters at step 150"
+    assert "when similar parameters that had none got theirs" in told.summary

@@ -39,7 +39,7 @@ def test_three_hundred_layers_are_one_row_with_three_hundred_members(store):
         359,
         340,
     )
-    assert read(store, text.current_summary, row) == "All 300 layers fell from 0.0031 to 6.1e-7 at step 340."
+    assert read(store, text.current_summary, row) == "All 300 parameters fell from 0.0031 to 6.1e-7 at step 340."
     assert len(store.rows(select(incident_layer))) == 300
 
 
@@ -129,7 +129,7 @@ def test_an_end_of_the_run_is_no_recovery(store):
     assert {member["until_step"] for member in store.rows(select(incident_layer))} == {None}
     headline = read(store, service.run_headlines, [1])[1]
     assert (headline.open_incidents, headline.worst, headline.firing) == ([], None, {"collapse": 18})
-    assert headline.headline == "18 of 300 layers collapsed at step 340"
+    assert headline.headline == "18 of 300 parameters collapsed at step 340"
     assert headline.severity_at_end == "critical"
 
 
@@ -250,7 +250,7 @@ def test_the_agent_hears_what_is_open(store):
     store.record(fired(0))
     [brief] = read(store, service.open_briefs, 1, URL)
     assert (brief.id, brief.rule, brief.layers, brief.url) == (1, "collapse", 1, f"{URL}/runs/sdxl?incident=1")
-    assert brief.summary.startswith("1 of 300 layers (blocks.0.attn.lora_A.weight) fell")
+    assert brief.summary.startswith("1 of 300 parameters (blocks.0.attn.lora_A.weight) fell")
     store.record(resolved(0))
     assert read(store, service.open_briefs, 1, URL) == ()
 
@@ -281,7 +281,7 @@ def test_a_text_of_an_earlier_revision_is_not_stored(store):
         text.store_summaries(connection, earlier)
     [row] = store.rows(select(incident))
     assert text.stored_summary(row) is None
-    assert read(store, text.current_summary, row).startswith("2 of 300 layers (blocks.0-1.attn.lora_A.weight) fell")
+    assert read(store, text.current_summary, row).startswith("2 of 300 parameters (blocks.0-1.attn.lora_A.weight) fell")
     with store.database.write() as connection:
         text.store_summaries(connection, text.compose_missing(connection))
         text.store_summaries(connection, earlier)
@@ -321,7 +321,7 @@ def test_texts_are_composed_while_others_can_write(tmp_path, receiver_factory, m
         session = Session("", client=client)
         session.send(stream)
         [brief] = session.post_batch(2, stream.batch(128, 170)).json()["incidents"]
-        assert brief["summary"].startswith("300 of 330 layers (weight in blocks.0-149.attn) fell from ")
+        assert brief["summary"].startswith("300 of 330 parameters (weight in blocks.0-149.attn) fell from ")
         receiver.wait(1)
         [listed] = client.get("/api/v1/incidents").json()["incidents"]
         shown = client.get("/api/v1/incidents/1").json()
@@ -329,6 +329,6 @@ def test_texts_are_composed_while_others_can_write(tmp_path, receiver_factory, m
         assert shown["summary"] == listed["summary"] == brief["summary"]
         assert "Accepted at step" in acked["summary"]
         assert session.end(last_step=169).json()["incidents"] == []
-    assert receiver.got[0].data["summary"].endswith(" 1 more layer is silenced.")
+    assert receiver.got[0].data["summary"].endswith(" 1 more parameter is silenced.")
     assert all(found)
     assert len(found) >= 4

@@ -38,10 +38,10 @@ DATA = {
     "rule": "collapse",
     "severity": "critical",
     "state": "open",
-    "title": "[critical] sdxl: 3 layers collapsed (#31)",
+    "title": "[critical] sdxl: 3 parameters collapsed (#31)",
     "also": [],
     "explanation": {
-        "what": "3 of 24 layers (<b>a</b>, *x*) fell.",
+        "what": "3 of 24 parameters (<b>a</b>, *x*) fell.",
         "since": "step 728 (opened 2026-11-20 10:00 UTC)",
         "do_first": "Check it.",
         "why": "The learning rate.",
@@ -92,9 +92,9 @@ def test_an_incident_as_text(receiver_factory):
     notify(channel, message("resolved", state="resolved"))
     notify(channel, json.dumps({"type": "gradcanary.test", "data": {"summary": "A test.", "url": URL}}).encode())
     first, last, test = posted(receiver)
-    assert first["title"] == "[critical] sdxl: 3 layers collapsed (#31)"
+    assert first["title"] == "[critical] sdxl: 3 parameters collapsed (#31)"
     assert first["message"].splitlines() == [
-        "opened: 3 of 24 layers (<b>a</b>, *x*) fell.",
+        "opened: 3 of 24 parameters (<b>a</b>, *x*) fell.",
         "Since: step 728 (opened 2026-11-20 10:00 UTC)",
         DATA["url"],
         "Do first: Check it.",
@@ -118,7 +118,7 @@ def test_ntfy_discord_and_slack_take_it_within_their_limits(receiver_factory):
         with contextlib.suppress(TransportError):  # nobody here says "ok", as Slack does
             notify(channel, message(explanation={**DATA["explanation"], "why": "é" * 3000}))
     topic, discord, slack = posted(receiver)
-    assert (topic["topic"], topic["title"]) == ("gradients", "[critical] sdxl: 3 layers collapsed (#31)")
+    assert (topic["topic"], topic["title"]) == ("gradients", "[critical] sdxl: 3 parameters collapsed (#31)")
     [embed] = discord.get("embeds") or [{"description": discord["content"]}]
     assert len(embed["description"]) <= 2000
     assert DATA["url"] in embed["description"]
@@ -145,11 +145,11 @@ def test_mail_of_an_incident_is_a_thread_and_text():
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         channel = opened(f"mailto://127.0.0.1:{port}?from=a@example.com&to=b@example.com&smtp=127.0.0.1&mode=insecure")
         notify(channel)
-        notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 layers collapsed (#31)"))
+        notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 parameters collapsed (#31)"))
         server.shutdown()
     assert [mail["subject"] for mail in server.got] == [
-        "[critical] sdxl: 3 layers collapsed (#31)",
-        "[resolved] sdxl: 4 layers collapsed (#31)",
+        "[critical] sdxl: 3 parameters collapsed (#31)",
+        "[resolved] sdxl: 4 parameters collapsed (#31)",
     ]
     for header in ("References", "In-Reply-To"):
         assert [mail[header] for mail in server.got] == ["<gradcanary-31@gradcanary>"] * 2
@@ -179,11 +179,11 @@ def test_pagerduty_resolves_what_it_opened(receiver_factory, monkeypatch):
     monkeypatch.setitem(pagerduty.PAGERDUTY_API_LOOKUP, pagerduty.PagerDutyRegion.US, receiver.url)
     channel = opened("pagerduty://0123456789abcdef@abcdefghij?action=map")
     notify(channel, message(state="ended"))
-    notify(channel, message("ended", state="ended", title="[ended] sdxl: 3 layers collapsed (#31)"))
+    notify(channel, message("ended", state="ended", title="[ended] sdxl: 3 parameters collapsed (#31)"))
     first, last = posted(receiver)
     assert [each["event_action"] for each in (first, last)] == ["trigger", "resolve"]
     assert first["dedup_key"] == last["dedup_key"] == "gradcanary-31"
-    assert first["payload"]["summary"].startswith("[critical] sdxl: 3 layers collapsed (#31)")
+    assert first["payload"]["summary"].startswith("[critical] sdxl: 3 parameters collapsed (#31)")
 
 
 def test_opsgenie_closes_what_it_opened(receiver_factory, monkeypatch):
@@ -191,7 +191,7 @@ def test_opsgenie_closes_what_it_opened(receiver_factory, monkeypatch):
     monkeypatch.setitem(opsgenie.OPSGENIE_API_LOOKUP, opsgenie.OpsgenieRegion.US, receiver.url)
     channel = opened("opsgenie://0123456789abcdef?action=map")
     notify(channel)
-    notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 layers collapsed (#31)"))
+    notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 parameters collapsed (#31)"))
     assert posted(receiver)[0]["alias"] == "gradcanary-31"
     assert [each.path.partition("?")[0].rpartition("/")[2] for each in receiver.got] == ["hook", "close"]
 
@@ -324,7 +324,7 @@ def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_facto
     Session(collector.url, run="sdxl").send(Stream(collapsed(160, 12, (0, 2), 130)))
     for receiver in (hook, loud, service):
         receiver.wait(2 if receiver is service else 1)
-    assert posted(service)[0]["title"] == "[critical] sdxl: 2 layers collapsed (#1)"
+    assert posted(service)[0]["title"] == "[critical] sdxl: 2 parameters collapsed (#1)"
     listed = collector.get("/api/v1/endpoints").json()["endpoints"]
     assert [(each["kind"], each["min_severity"], each["url"], each["name"]) for each in listed] == [
         ("webhook", "warning", hook.url, ""),

@@ -475,7 +475,7 @@ def test_a_draft_that_names_what_is_silenced_by_now_is_not_sealed(store, receive
         silences.create_silence(connection, Silence(0, "*", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
     assert seal(store, drafts, 1.0) == []
     [sealed] = seal(store, compose(store, 1.0), 1.0)
-    assert json.loads(sealed["body"])["data"]["summary"].endswith(" 1 more layer is silenced.")
+    assert json.loads(sealed["body"])["data"]["summary"].endswith(" 1 more parameter is silenced.")
 
 
 def test_an_incident_is_settled_with_its_text(store):
@@ -588,7 +588,7 @@ def test_a_fault_and_its_effects_are_one_message_and_what_outlives_it_is_sent_th
             (2, "collapse"),
             (3, "vanished"),
         ]
-        assert message.data["also"][0]["headline"].startswith("2 of 300 layers collapsed")
+        assert message.data["also"][0]["headline"].startswith("2 of 300 parameters collapsed")
         assert message.data["caused_by"] is None
         store.record(resolved(1, rule="vanished"))
         store.record(resolved(0, rule="explosion"))

@@ -136,7 +136,7 @@ def test_verdict_names_each_wrong_thing(spoil: Callable[[Answers], None], word: 
 @pytest.mark.parametrize(
     "messages",
     [[], [message(), message()], [message(incident=2)], [message(worst=[])]],
-    ids=["none", "twice", "of another incident", "of no layers"],
+    ids=["none", "twice", "of another incident", "of no parameters"],
 )
 def test_webhooks_must_be_one_about_the_collapse(messages: list[Message]) -> None:
     assert len(problems(right().__getitem__, RUNS, messages)) == 1

@@ -77,4 +77,5 @@ def test_unreadable_parts_of_the_address_count_as_absent(search: str | None) -> 
 
 @pytest.mark.parametrize("path", ["/", "", "/runs", "/runs/", "/other/run"])
 def test_other_paths_name_no_run(path: str) -> None:
-    assert registry.find(path) == (registry.RUNS, {})
+    page = registry.RUNS if path in ("/", "") else registry.NOWHERE
+    assert registry.find(path) == (page, {})

@@ -47,12 +47,12 @@ def said(*numbers: comparison.Numbers, common: tuple[int, int] | None = (0, 99))
 
 def test_the_sentence_says_what_the_accumulator_costs_and_saves() -> None:
     assert said(BEFORE, AFTER) == (
-        "B has fp32 accumulators instead of bf16; 0 of 300 layers collapsed instead of 18; steps take 3.0 % longer, "
-        "peak memory is 6.0 % more; over the same steps the loss ends at 0.125 instead of 0.131."
+        "B has fp32 accumulators instead of bf16; 0 of 300 parameters collapsed instead of 18; steps take 3.0 % "
+        "longer, peak memory is 6.0 % more; over the same steps the loss ends at 0.125 instead of 0.131."
     )
     assert said(replace(AFTER, letter="A"), replace(BEFORE, letter="B")) == (
-        "B has bf16 accumulators instead of fp32; 18 of 300 layers collapsed instead of 0; steps take 2.9 % less time, "
-        "peak memory is 5.7 % less; over the same steps the loss ends at 0.131 instead of 0.125."
+        "B has bf16 accumulators instead of fp32; 18 of 300 parameters collapsed instead of 0; steps take 2.9 % less "
+        "time, peak memory is 5.7 % less; over the same steps the loss ends at 0.131 instead of 0.125."
     )
 
 
@@ -73,18 +73,18 @@ def test_unmeasured_layers_are_not_called_equal() -> None:
 def test_no_difference_is_said_as_that() -> None:
     same = replace(BEFORE, letter="B", step_time_s=0.2005)
     assert said(BEFORE, same) == (
-        "Both have bf16 accumulators; 18 of 300 layers collapsed in both; steps take as long, peak memory is the same; "
-        "over the same steps the loss ends at 0.131 in both."
+        "Both have bf16 accumulators; 18 of 300 parameters collapsed in both; steps take as long, peak memory is the "
+        "same; over the same steps the loss ends at 0.131 in both."
     )
     diverged = said(BEFORE, replace(AFTER, loss_there=NAN, rules=("explosion",), firing=2))
-    assert "2 of 300 layers have a rule that fires instead of 18" in diverged
+    assert "2 of 300 parameters have a rule that fires instead of 18" in diverged
     assert "ends at not finite instead of 0.131" in diverged
 
 
 def test_sentence_names_the_lowest_of_several_runs() -> None:
     third = replace(AFTER, letter="C", firing=3, step_time_s=None, peak_memory_bytes=9 * 2.0**30, loss_there=NAN)
     assert said(BEFORE, AFTER, third) == (
-        "Fewest layers with a rule that fires: B, 0; most: A, 18; shortest steps: A, 200 ms (not known of C); "
+        "Fewest parameters with a rule that fires: B, 0; most: A, 18; shortest steps: A, 200 ms (not known of C); "
         "least memory: C, 9 GiB; lowest loss at the end of the same steps: B, 0.125."
     )
 
@@ -179,7 +179,7 @@ def test_no_step_of_a_run_that_ended_is_waited_for(states: tuple[str, str], yet:
     ]
     contents = compare_page.fill(CompareData(runs, []), CompareView(("AAA", "BBB")))
     assert f"There is no step of A and B{yet}." in text_of(contents["compare-notes"])
-    assert contents["compare-layer"] == f'["No layer{yet}"]'
+    assert contents["compare-layer"] == f'["No parameter{yet}"]'
 
 
 def test_the_page_fills_all_of_its_slots() -> None:

@@ -27,7 +27,7 @@ def test_the_story_of_an_incident_is_told_in_its_order() -> None:
     story = timeline.entries(told)
     assert [entry.words for entry in story] == [
         "Opened at step 359; the first sign was step 340",
-        "Grew by 2 layers, since steps 380 to 400",
+        "Grew by 2 parameters, since steps 380 to 400",
         "on call: opened, delivered",
         "Acked by ada: restarting",
         "Opened again, for the 2nd time",

@@ -12,8 +12,8 @@ from support.api_answers import incident, layer, run, text_of
 
 
 def test_an_open_incident_speaks_first() -> None:
-    said = verdict(run(open_incidents=[31], worst="critical", headline="1 of 2 layers collapsed at step 31"))
-    assert said == Verdict("critical", "1 of 2 layers collapsed at step 31")
+    said = verdict(run(open_incidents=[31], worst="critical", headline="1 of 2 parameters collapsed at step 31"))
+    assert said == Verdict("critical", "1 of 2 parameters collapsed at step 31")
 
 
 def test_the_end_of_a_run_is_no_recovery() -> None:
@@ -23,7 +23,7 @@ def test_the_end_of_a_run_is_no_recovery() -> None:
 
 def test_a_recovered_run_is_quiet() -> None:
     said = verdict(run(below_threshold=1))
-    assert said == Verdict("quiet", "No open incident in 2 layers; small, but not falling: 1")
+    assert said == Verdict("quiet", "No open incident in 2 parameters; small, but not falling: 1")
 
 
 def test_a_crash_is_not_quiet() -> None:
@@ -32,11 +32,11 @@ def test_a_crash_is_not_quiet() -> None:
 
 def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
     noted = verdict(
-        run(state="crashed", severity_at_end="information", headline="all 48 layers summed in low precision")
+        run(state="crashed", severity_at_end="information", headline="all 48 parameters summed in low precision")
     )
-    assert noted == Verdict("warning", "The training crashed at step 99; all 48 layers summed in low precision")
-    fell = verdict(run(state="crashed", severity_at_end="critical", headline="1 of 2 layers collapsed at step 31"))
-    assert fell == Verdict("critical", "1 of 2 layers collapsed at step 31; the training crashed at step 99")
+    assert noted == Verdict("warning", "The training crashed at step 99; all 48 parameters summed in low precision")
+    fell = verdict(run(state="crashed", severity_at_end="critical", headline="1 of 2 parameters collapsed at step 31"))
+    assert fell == Verdict("critical", "1 of 2 parameters collapsed at step 31; the training crashed at step 99")
     early = verdict(run(state="crashed", step=None, severity_at_end="warning", headline="nothing heard"))
     assert early == Verdict("warning", "Nothing heard; the training crashed")
 
@@ -91,7 +91,7 @@ def test_a_run_that_ended_without_a_step_does_not_wait(layers: int) -> None:
 
 def test_a_layer_waits_for_a_step_only_while_the_run_lives() -> None:
     unmeasured = layer(0, absmax=None, norm=None, step=None, state=None)
-    assert of_layer(unmeasured, [], has_ended=True) == Verdict("information", "Nothing was measured of this layer")
+    assert of_layer(unmeasured, [], has_ended=True) == Verdict("information", "Nothing was measured of this parameter")
     assert of_layer(unmeasured, [], has_ended=False).tone == "waiting"
 
 

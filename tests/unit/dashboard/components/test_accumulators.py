@@ -30,7 +30,7 @@ def test_three_hundred_layers_of_one_kind_are_one_line_with_their_worst_numbers(
     (kind,) = group.kinds
     assert (kind.pattern, kind.layers, kind.error, kind.frozen) == ("blocks.#.lora_A", 300, 0.0299, None)
     assert kind.norm_ratio == 1 - 0.0299
-    assert accumulators.tally([group]) == "300 layers, all alike"
+    assert accumulators.tally([group]) == "300 parameters, all alike"
     shown = words(accumulators.card([group], "peft"))
     assert "3.0 %" in shown
     assert "0.97" in shown
@@ -47,7 +47,7 @@ def test_low_precision_comes_first_and_only_it_has_a_remedy() -> None:
         ("float32", 8, False),
         ("bfloat16", 1, False),
     ]
-    assert accumulators.tally(found) == "10 layers, summed in 3 ways"
+    assert accumulators.tally(found) == "10 parameters, summed in 3 ways"
     assert "What to do" in words(accumulators.card(found, None))
 
 
@@ -74,6 +74,6 @@ def test_findings_stand_beside_and_no_layer_is_said() -> None:
     facts = [{"code": "dead_config_key", "text": "grad_accumulator_dtype does nothing", "layers": []}]
     assert "grad_accumulator_dtype does nothing" in words(accumulators.facts(run(facts=facts)))
     assert accumulators.facts(run()) == []
-    assert "No layer yet." in words(accumulators.card([], None))
-    assert "No layer." in words(accumulators.card([], None, has_ended=True))
+    assert "No parameter yet." in words(accumulators.card([], None))
+    assert "No parameter." in words(accumulators.card([], None, has_ended=True))
     assert accumulators.tally([]) == ""

@@ -46,11 +46,11 @@ def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:
     assert '"silenced, ends "' in said
     assert silenced["until"] in said
     some = text_of(incident_card.card(incident(silenced={**silenced, "firing": 18}), View()))
-    assert "1 of 18 layers silenced, ends " in some
+    assert "1 of 18 parameters silenced, ends " in some
     assert "silenced" not in text_of(incident_card.card(incident(), View()))
 
 
 def test_a_listed_incident_without_details_is_a_card_too() -> None:
     said = text_of(incident_card.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], View()))
-    assert "layer gone" in said
+    assert "parameter gone" in said
     assert "resolved at step 80" in said

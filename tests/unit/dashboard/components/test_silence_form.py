@@ -30,7 +30,7 @@ def test_silence_form_makes_a_layer_expression() -> None:
     assert silence_form.match("all", "x") is None
     assert silence_form.match("regex", " lora_A|mlp ") == "lora_A|mlp"
     for layers in ("prefix", "regex"):
-        with pytest.raises(ValueError, match="Say which layers"):
+        with pytest.raises(ValueError, match="Say which parameters"):
             silence_form.match(layers, "  ")
     names = ["blocks.4.q", "blocks.4.k", "head", "blocks.10.q"]
     assert silence_form.prefixes(names) == ["blocks.4.", "blocks.10."]

@@ -166,21 +166,21 @@ def test_columns_survive_both_ways(values: np.ndarray) -> None:
 def test_a_row_of_several_layers_leads_to_the_worst_of_them() -> None:
     """Its cells show the least of all: whoever clicks a red one must not see a healthy curve."""
     answer = heatmap_answer(rows=2, columns=2)
-    answer["rows"][1] = {"layers": [1, 2, 3], "name": "blocks.1 … blocks.3 (3 layers)", "block": "blocks.0"}
+    answer["rows"][1] = {"layers": [1, 2, 3], "name": "blocks.1 … blocks.3 (3 parameters)", "block": "blocks.0"}
     listed = [layer(0), layer(1), layer(2, rules={"collapse": "firing"}), layer(3, absmax=1e-6)]
     meta = figure_of(answer, selected=2, layers=listed)["layout"]["meta"]
     assert meta["layers"] == ["blocks.0.0", "blocks.2.lora_A"]
-    assert meta["names"][1] == "blocks.2.lora_A and 2 other layers"
+    assert meta["names"][1] == "blocks.2.lora_A and 2 other parameters"
     assert meta["numbers"] == [[0], [2, 1, 3]]
     assert meta["chosen"] == 1
 
 
 def test_a_row_of_layers_that_came_after_the_table_leads_to_its_first() -> None:
     answer = heatmap_answer(rows=2, columns=2)
-    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.1 … blocks.2 (2 layers)", "block": "blocks.0"}
+    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.1 … blocks.2 (2 parameters)", "block": "blocks.0"}
     meta = figure_of(answer, layers=[layer(0)])["layout"]["meta"]
     assert meta["layers"] == ["blocks.0.0", "1"]
-    assert meta["names"][1].endswith("(2 layers)")
+    assert meta["names"][1].endswith("(2 parameters)")
 
 
 def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:

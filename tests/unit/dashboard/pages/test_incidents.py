@@ -86,7 +86,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     said = static.encode(incidents_page.row(incident(last_deliveries=told, acked=acked, silenced=silenced)))
     for words in (
         "critical", "#31 collapse", '"/incidents/31"', '"/runs/run?incident=31"', "1 / 2", "since step 31",
-        "acked by ada", "1 of 2 layers silenced, ends",
+        "acked by ada", "1 of 2 parameters silenced, ends",
         "on call, h.example: opened, delivered; webhook: opened, pending",
         '"data-do":"ack"', '"data-do":"silence"', '"data-do":"unsilence"',
     ):  # fmt: skip

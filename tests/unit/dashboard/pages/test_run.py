@@ -20,7 +20,7 @@ def test_resolutions_have_the_same_words_on_pages_and_at_a_terminal() -> None:
     assert terminal_incidents.RESOLUTIONS == numbers.RESOLUTIONS
 
 
-@pytest.mark.parametrize(("state", "words"), [("finished", "No layer."), ("live", "No layer yet.")])
+@pytest.mark.parametrize(("state", "words"), [("finished", "No parameter."), ("live", "No parameter yet.")])
 def test_page_waits_for_layers_only_while_the_run_lives(state: str, words: str) -> None:
     empty = heatmap_answer(rows=0, columns=0)
     told = run(state=state, step=None, layers=0, framework=None)
@@ -64,7 +64,7 @@ def test_layers_without_a_gradient_stay_in_the_table_with_their_state() -> None:
     for each, words in zip(listed, states.values(), strict=True):
         assert each["name"] in contents["layer-rows"]
         assert words in contents["layer-rows"]
-    assert "1 layer not trainable" in contents["tiles"]
+    assert "1 parameter not trainable" in contents["tiles"]
 
 
 @pytest.mark.parametrize("missing", [run_page.unknown("run"), layer_page.unknown("run", "layer")])

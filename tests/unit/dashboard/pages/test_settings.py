@@ -174,10 +174,13 @@ def shown(rules: dict[str, Any] | None = None) -> dict[str, str]:
         (result(outcome(), runs=2), "1 run could not be played, or not in time: see the collector's log"),
         (result(outcome(is_whole=False)), "lora: its first 20,000 samples only"),
         (result(outcome(raw_start_step=500)), "lora: without what was before step 500"),
-        (result(outcome(), entries=[{"match": "<b>a", "layers": 0, "runs": 0}]), "holds for no layer of these runs"),
+        (
+            result(outcome(), entries=[{"match": "<b>a", "layers": 0, "runs": 0}]),
+            "holds for no parameter of these runs",
+        ),
         (
             result(outcome(), outcome(), entries=[{"match": "<b>a", "layers": 12, "runs": 1}]),
-            "holds for up to 12 layers of a run, in 1 of 2",
+            "holds for up to 12 parameters of a run, in 1 of 2",
         ),
     ],
 )
@@ -234,7 +237,7 @@ def test_silence_preview_counts_and_names_incidents() -> None:
     assert "Matches 3 runs." in said
     assert said.count("/incidents/") == silence_form.PREVIEWED
     assert "and 3 more" in said
-    assert " scale drop in fell, 1 of 2 layers" in text_of(
+    assert " scale drop in fell, 1 of 2 parameters" in text_of(
         silence_form.preview({"runs": 1, "incidents": [found(1, members=1)]})
     )
     assert "Matches 1 run." in text_of(silence_form.preview({"runs": 1, "incidents": []}))

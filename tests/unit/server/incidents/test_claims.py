@@ -21,7 +21,9 @@ from gradcanary_server.rules.types import SEVERITIES, ScaleFall
 NAMES = dict(enumerate("abcdefghijkl"))
 Members = dict[int | None, Member]
 
-SUBJECT = re.compile(r"(?:(\d+) of (\d+) layers?|all (\d+) layers|(the only layer)|(\d+) more)(?: \(([a-l][^)]*)\))?")
+SUBJECT = re.compile(
+    r"(?:(\d+) of (\d+) parameters?|all (\d+) parameters|(the only parameter)|(\d+) more)(?: \(([a-l][^)]*)\))?"
+)
 STEPS = re.compile(r"(?:at|since) steps? ([\d,]+)(?: to ([\d,]+))?")
 BETWEEN = re.compile(r"(?:over ([\d,]+) steps, measured in turns from|between) step ([\d,]+) (?:to|and) ([\d,]+)")
 NUMBER = r"(-?[\d,.]+(?:e-?\d+)?)"
@@ -36,7 +38,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("collapse", "fall"): ("collapsed", r"fell (from|to|at) "),
     ("collapse", "straight"): ("gradients that fall exponentially", "exponentially: each step took the same part"),
     ("collapse", "threshold"): ("under the threshold", "under the threshold given for"),
-    ("collapse", "siblings"): ("than similar layers", "than similar layers"),
+    ("collapse", "siblings"): ("than similar parameters", "than similar parameters"),
     ("collapse", "follows"): ("fell beside collapsed", "beside collapsed ones fell (from|to|at) "),
     ("collapse", "joined_late"): ("already low when the run was joined", "already low .*when the run was joined"),
     ("nonfinite", "loss"): ("^the loss became NaN or infinite", "^The loss became NaN or infinite"),
@@ -49,7 +51,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("vanished", "by_script"): ("frozen by the script", "the script froze"),
     ("unused", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
     ("unused", "multiplied_by_zero"): ("had only gradients of exactly", "trainable and had only gradients of exactly"),
-    ("vanished", "handed_over"): ("handed (its|their) gradient over", "when similar layers that had none"),
+    ("vanished", "handed_over"): ("handed (its|their) gradient over", "when similar parameters that had none"),
     ("accumulation_loss", None): ("lost gradient while summing", "lost .* of (its|their) gradient while"),
     ("accumulator", "low_precision_sum"): ("summed in low precision", "summed over micro-steps in low precision"),
     ("accumulator", "declared"): ("another dtype than declared", "another dtype than the configuration asks for"),
@@ -173,7 +175,7 @@ def check_values(clause: str, members: Sequence[Member]) -> None:
 def check_agreement(clause: str, count: int) -> None:
     wrong = "are|were|have|their|them|gradients of \\d" if count == 1 else "is|was|has|its|it|gradient of \\d"
     told = re.sub(
-        r"\([^)]*\)|float16 gradients that had|similar layers|while it was|the run was|gradients (before|in)",
+        r"\([^)]*\)|float16 gradients that had|similar parameters|while it was|the run was|gradients (before|in)",
         "",
         clause,
     )

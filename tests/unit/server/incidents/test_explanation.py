@@ -16,8 +16,8 @@ FIX = remedies.Fix("peft", "Check the schedule. Then the weight decay.", "print(
 def test_the_strongest_evidence_comes_first_and_general_text_last() -> None:
     evidence = ("the learning rate rose 6,000 times at step 200", "incident 3 opened at step 9")
     cause = LikelyCause("rate_jump", "A rate jumped. It drives weights away.", evidence, ())
-    parts = explain("18 of 300 layers fell.", INCIDENT, cause, FIX)
-    assert parts.what == "18 of 300 layers fell."
+    parts = explain("18 of 300 parameters fell.", INCIDENT, cause, FIX)
+    assert parts.what == "18 of 300 parameters fell."
     assert parts.since == "step 728 (opened 2023-11-14 22:13 UTC)"
     assert parts.do_first == "Check the schedule."
     assert parts.why == "The learning rate rose 6,000 times at step 200. A rate jumped. It drives weights away."
@@ -30,7 +30,7 @@ def test_the_strongest_evidence_comes_first_and_general_text_last() -> None:
 
 def test_without_evidence_general_text_is_more() -> None:
     cause = LikelyCause("unknown_fall", "Nothing would explain it. Check first: inputs.", (), ())
-    parts = explain("18 of 300 layers fell.", INCIDENT, cause, replace(FIX, code=""))
+    parts = explain("18 of 300 parameters fell.", INCIDENT, cause, replace(FIX, code=""))
     assert parts.why == "Nothing would explain it."
     assert parts.more == "Check first: inputs. Then the weight decay."
 
@@ -50,15 +50,15 @@ def test_no_part_is_empty_and_the_first_thing_to_do_is_one_line(code: str, frame
 @pytest.mark.parametrize(
     ("headline", "event", "severities", "expected"),
     [
-        ("18 of 300 layers collapsed at step 728", "opened", (), "[critical] sdxl: 18 layers collapsed (#31)"),
-        ("1 of 300 layers collapsed at step 1,728", "grew", (), "[critical] sdxl: 1 layer collapsed (#31)"),
+        ("18 of 300 parameters collapsed at step 728", "opened", (), "[critical] sdxl: 18 parameters collapsed (#31)"),
+        ("1 of 300 parameters collapsed at step 1,728", "grew", (), "[critical] sdxl: 1 parameter collapsed (#31)"),
         (
-            "18 of 300 layers collapsed at steps 728 to 1,740",
+            "18 of 300 parameters collapsed at steps 728 to 1,740",
             "opened",
             (),
-            "[critical] sdxl: 18 layers collapsed (#31)",
+            "[critical] sdxl: 18 parameters collapsed (#31)",
         ),
-        ("all 48 layers exploded at step 9", "resolved", (), "[resolved] sdxl: all 48 layers exploded (#31)"),
+        ("all 48 parameters exploded at step 9", "resolved", (), "[resolved] sdxl: all 48 parameters exploded (#31)"),
         (
             "the loss became NaN or infinite at step 9",
             "ended",
@@ -75,4 +75,4 @@ def test_a_title_has_severity_run_count_and_number(
 
 def test_a_title_has_the_severity_of_the_worst_effect() -> None:
     about = replace(INCIDENT, rule="explosion", severity="warning")
-    assert title(about, "sdxl", "3 of 9 layers exploded", "opened", ("critical",)).startswith("[critical] ")
+    assert title(about, "sdxl", "3 of 9 parameters exploded", "opened", ("critical",)).startswith("[critical] ")

@@ -44,16 +44,16 @@ def lora_a(blocks):
 def test_a_fall_names_layers_values_and_when_it_began():
     changes = [fired(number, step=12_359, since=12_340 + number % 3) for number in lora_a((7, 8, 9))]
     said = sentence(*changes, names=BLOCKS)
-    assert said == "9 of 60 layers (lora_A in blocks.7-9) fell from 0.0031 to 6.1e-7 at steps 12,340 to 12,342."
-    assert headline(*changes, names=BLOCKS) == "9 of 60 layers collapsed at steps 12,340 to 12,342"
+    assert said == "9 of 60 parameters (lora_A in blocks.7-9) fell from 0.0031 to 6.1e-7 at steps 12,340 to 12,342."
+    assert headline(*changes, names=BLOCKS) == "9 of 60 parameters collapsed at steps 12,340 to 12,342"
 
 
 def test_several_kinds_of_evidence_are_told_apart():
     far = Transition(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
     said = sentence(fired(0), far)
     assert said == (
-        "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 0.0031 to 6.1e-7 at step 340; 1 more "
-        "(blocks.1.attn.lora_A.weight) has much smaller gradients than similar layers: 1e-9 instead of 2e-4, since "
+        "1 of 300 parameters (blocks.0.attn.lora_A.weight) fell from 0.0031 to 6.1e-7 at step 340; 1 more "
+        "(blocks.1.attn.lora_A.weight) has much smaller gradients than similar parameters: 1e-9 instead of 2e-4, since "
         "step 340 at the latest."
     )
 
@@ -88,10 +88,10 @@ def test_nonfinite_names_loss_and_gradients():
     gradient = fired(7, rule="nonfinite", evidence=None, since=501, step=501)
     assert sentence(loss) == "The loss became NaN or infinite at step 500."
     assert sentence(loss, gradient) == (
-        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at steps "
-        "500 to 501."
+        "The loss and the gradient of 1 of 300 parameters (blocks.3.attn.lora_B.weight) became NaN or infinite at "
+        "steps 500 to 501."
     )
-    assert headline(gradient) == "the gradient of 1 of 300 layers became NaN or infinite at step 501"
+    assert headline(gradient) == "the gradient of 1 of 300 parameters became NaN or infinite at step 501"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,13 @@ def test_nonfinite_names_loss_and_gradients():
             "trainable and never had a gradient: no backward pass",
         ),
         ("unused", "multiplied_by_zero", 0.0, "had only gradients of exactly zero", "only gradients of exactly zero"),
-        ("vanished", "handed_over", None, "handed its gradient over", "and none since step 340, when similar layers"),
+        (
+            "vanished",
+            "handed_over",
+            None,
+            "handed its gradient over",
+            "and none since step 340, when similar parameters",
+        ),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         (
@@ -164,7 +170,7 @@ def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value
     change = fired(0, rule=rule, evidence=evidence, value=value)
     said = sentence(change)
     assert words in said
-    assert said.startswith("1 of 300 layers (blocks.0.attn.lora_A.weight) ")
+    assert said.startswith("1 of 300 parameters (blocks.0.attn.lora_A.weight) ")
     assert said.endswith("step 340.") or any(f"{word} step 340" in said for word in ("at", "since", "between"))
     assert few in headline(change)
     assert headline(change).endswith(("at step 340", "since step 340"))
@@ -403,7 +409,7 @@ def test_blocks_that_lose_their_gradient_together_are_seen():
     blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
     lost = [fired(number, rule="vanished", evidence="stopped") for number in blocks]
     assert scene(*lost).code == "cut_off_blocks"
-    assert scene(*lost).evidence == ("every layer of 2 of 10 blocks lost its gradient, and no other",)
+    assert scene(*lost).evidence == ("every parameter of 2 of 10 blocks lost its gradient, and no other",)
     everything = [fired(number, rule="vanished", evidence="stopped") for number in range(len(BLOCKS))]
     assert scene(*everything).code == "no_gradient_at_all"
 

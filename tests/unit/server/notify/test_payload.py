@@ -55,11 +55,11 @@ def test_a_message_has_the_documented_shape():
     assert data["worst"][0] == {"name": "blocks.7.attn.lora_A", "since_step": 340, "value": 6.1e-7, "baseline": 3.1e-3}
     assert data["prefixes"] == ["blocks.7-9.attn.lora_A"]
     assert list(data["explanation"]) == ["what", "since", "do_first", "why", "evidence", "more"]
-    assert data["title"] == "[critical] sdxl: 3 layers collapsed (#31)"
+    assert data["title"] == "[critical] sdxl: 3 parameters collapsed (#31)"
     assert (
         data["summary"]
         == data["explanation"]["what"]
-        == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 0.0031 to 6.1e-7 at step 340."
+        == "3 of 10 parameters (blocks.7-9.attn.lora_A) fell from 0.0031 to 6.1e-7 at step 340."
     )
 
 
