@@ -86,7 +86,10 @@ def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: 
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
-    return [*incident_text.explanation(incident, html.H4), *_members(incident, view, layer)]
+    """Return what to do first, then the reasons: folded on a narrow page, where the heatmap follows."""
+    reasons = [*incident_text.reasons(incident, html.H4), *_members(incident, view, layer)]
+    fold = html.Details([html.Summary("Why, evidence, parameters"), *reasons], className="reasons")
+    return [*incident_text.do_first(incident, html.H4), *([fold] if reasons else [])]
 
 
 def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list[Any]:
