@@ -11,8 +11,8 @@ from dash import Dash, dcc, html
 from gradcanary_dashboard.components import elements, incident_dialog
 from gradcanary_dashboard.web import assets
 
-# The theme is set before the first paint, or a dark page would flash white. Without a choice the style sheet follows
-# the system. Pages with figures do not wait until there is one (``assets/js/figures.js``).
+# The theme and hidden columns are set before the first paint, or a dark page would flash white. Without a choice the
+# style sheet follows the system. Pages with figures do not wait until there is one (``assets/js/figures.js``).
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -25,6 +25,7 @@ INDEX = """<!DOCTYPE html>
 try {
   const theme = localStorage.getItem("gradcanary-theme");
   if (theme) document.documentElement.dataset.theme = theme;
+  document.documentElement.dataset.hides = localStorage.getItem("gradcanary-columns") || "";
 } catch (error) { /* forbidden */ }
 </script>
 <script>

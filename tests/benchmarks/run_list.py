@@ -39,6 +39,10 @@ QUESTIONS = {
     "by a word": RunFilter(text="run-009"),
     "live ones": RunFilter(state="live"),
     "by name": RunFilter(sort="name"),
+    "by worst incident": RunFilter(sort="worst"),
+    "by loss": RunFilter(sort="loss"),
+    "that need attention": RunFilter(unacked=True),
+    "all others": RunFilter(unacked=False),
     "archive": RunFilter(archived=True),
 }
 

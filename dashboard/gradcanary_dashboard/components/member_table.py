@@ -16,14 +16,16 @@ from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
+from gradcanary_dashboard.text.names import Common
 
 COLUMNS = (
     Column("Parameter", "link"),
     Column("since", "since", "The first step at which it was bad"),
-    Column("until", "until", "The step at which it was well again"),
-    Column("baseline", "number", "What the parameter had before"),
+    Column("until", "until", f"The step at which it was well again. Firing: {explain('firing')}"),
+    Column("baseline", "number", explain("baseline")),
     Column("value", "number value", "What it had when it fired"),
-    Column("siblings", "number", "What parameters of the same kind had"),
+    Column("siblings", "number", explain("siblings")),
     Column("evidence", "evidence", "What the rule went by"),
     Column("rank", "rank", "The process that it came from"),
 )
@@ -138,7 +140,12 @@ class _Rows:
             f"since step {numbers.integer(min(member['since_step'] for member in members))}",
             *([f"{firing} {_unended(self.incident)}"] if firing < len(members) else []),
         ]
-        summary = ["summary", {}, ["b", {}, name], f": {', '.join(filter(None, words))}"]
+        summary = [
+            "summary",
+            {},
+            ["b", {"title": name}, Common(self.incident["names"]["prefix"]).short(name)],
+            f": {', '.join(filter(None, words))}",
+        ]
         opened = {"open": ""} if is_open else {}
         return ["details", {"data-key": name, **opened}, summary, self.table(listed, table.heads(COLUMNS))]
 
@@ -174,7 +181,8 @@ def _head(place: int, column: Column, chosen: Members) -> html.Th:
     order = ("descending" if chosen.descends else "ascending") if is_sorted else "none"
     choice = f"-{place}" if is_sorted and not chosen.descends else f"{place}"
     held = elements.attributes(data_key="by", data_choice=choice, data_once="")
-    button = html.Button(column.head, type="button", title=column.title, **held)
+    mark = "explained" if column.title else None
+    button = html.Button(column.head, type="button", title=column.title, className=mark, **held)
     return table.head(column, button, order)
 
 
@@ -212,4 +220,5 @@ def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> 
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])
     cells = [numbers.integer(member["since_step"]), until, *values, evidence, rank]
-    return table.Row(member["name"], cells, href=href, tone="firing" if is_firing else "")
+    tone = "firing" if is_firing else ""
+    return table.Row(member["name"], cells, href=href, tone=tone, common=Common(**incident["names"]))

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.analysis.events import Events
@@ -39,7 +37,8 @@ def draw(incident: Mapping[str, Any], told: Curves, view: View) -> dict[str, axe
 
     A figure without a value is left out. All have the same steps; only the last one has the labels of its axis.
     """
-    span = axes.Span.of(f"incident {incident['id']}", view, np.zeros(0), 1)
+    first, last = view.from_step or 0, view.to_step or 0
+    span = axes.Span(first, last, f"incident {incident['id']}|{first}|{last}")
     events = Events.of(told.run, ())
     drawn = {}
     if told.series is not None:

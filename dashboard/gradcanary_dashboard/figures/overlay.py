@@ -48,7 +48,10 @@ NEAR = 0.04
 
 @dataclass(frozen=True)
 class RunCurve:
-    """The curve of one run, number ``place`` of those compared, its steps counted from the run's origin."""
+    """A curve of one run, number ``place`` of those compared, its steps counted from the run's origin.
+
+    ``letter`` is that of the run, with the name of the curve behind it if the run has several.
+    """
 
     place: int
     letter: str
@@ -60,10 +63,13 @@ class RunCurve:
     ) -> RunCurve | None:
         """Return the curve of a series or metric; None if it is empty."""
         curve = Curve.read(answer, series, events)
-        if curve.is_empty:
-            return None
+        return None if curve.is_empty else cls.of(place, letter, curve, events, origin)
+
+    @classmethod
+    def of(cls, place: int, letter: str, curve: Curve, events: Events, origin: int) -> RunCurve:
+        """Return a curve of a run, its steps counted from the run's origin."""
         holes = [Hole(hole.first - origin, hole.last - origin, hole.whys, hole.gaps) for hole in events.holes]
-        return cls(place, letter, replace(curve, steps=curve.steps - origin, holes=holes))
+        return cls(place, letter, replace(curve, buckets=curve.buckets.shifted(-origin), holes=holes))
 
     @property
     def colour(self) -> str:
@@ -207,7 +213,7 @@ def _labels(
         lowest = max((label["y"] * _plot_px(drawn) + label["yshift"] for label in near), default=-math.inf)
         shift = max(0.0, lowest + LABEL_PX - height * _plot_px(drawn)) if place else 0.0
         at = {"x": step, "xref": "x", "y": height, "yref": "paper", "yshift": shift, "xshift": 3}
-        text = f'<b><span style="color:{strand.colour}">{strand.letter}</span></b>'
+        text = f'<b><span style="color:{strand.colour}">{strand.letter[:1]}</span></b>'
         labels.append({"text": text, **at, "xanchor": "left", "yanchor": "middle", "showarrow": False})
     _lower(labels, span, _plot_px(drawn))
     return labels

@@ -19,6 +19,7 @@ from gradcanary_dashboard.components.incident_card import actions
 from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.figures import incident as figure_of_incident
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.names import Common
 
 FIGURES = {
     "curves": "The worst parameters around the first sign, over the steps",
@@ -143,10 +144,10 @@ def _legend(incident: Mapping[str, Any], view: View) -> list[html.Li]:
         html.Li(
             [
                 incident_text.chip(place),
-                dcc.Link(
+                elements.parameter_link(
                     member["name"],
-                    href=layer_url(incident["run"], member["name"], member["layer"], view),
-                    className="layer",
+                    layer_url(incident["run"], member["name"], member["layer"], view),
+                    Common(**incident["names"]),
                 ),
                 html.Span(picture.values(incident["rule"], member), className="dim"),
             ]

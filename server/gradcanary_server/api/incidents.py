@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
@@ -13,18 +13,30 @@ from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, ca
 from typing_extensions import TypedDict
 
 from gradcanary.remedies import Fix
+from gradcanary.wording import shared_ends
 from gradcanary_server.api.charts import block_name
 from gradcanary_server.api.endpoints import DeliveryBase, DeliveryState, deliveries_to_json
-from gradcanary_server.api.http import Json, JsonRoute, author_name, etag_response, json_response, select_keys
+from gradcanary_server.api.errors import Refusal
+from gradcanary_server.api.http import (
+    Json,
+    JsonRoute,
+    author_name,
+    etag_response,
+    json_response,
+    png_response,
+    select_keys,
+)
 from gradcanary_server.api.models import Count, RunState
+from gradcanary_server.api.run_reader import ReaderDep
 from gradcanary_server.api.services import Services, ServicesDep
 from gradcanary_server.clock import Moment, timestamp
-from gradcanary_server.errors import RequestError, invalid
-from gradcanary_server.incidents import liveness, service, silences
+from gradcanary_server.errors import RequestError, invalid, unknown_incident
+from gradcanary_server.incidents import liveness, repository, service, silences
 from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
 from gradcanary_server.incidents.explanation import Explanation
 from gradcanary_server.incidents.lifecycle import PROCESS_RULES, RANKS, State
+from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.repository import WHOLE_RUN_NO
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify.endpoints import label
@@ -51,6 +63,11 @@ PAGE = 100
 """Incidents of one answer at most."""
 
 WHOLE_RUN_NAME = "(whole run)"
+
+PNG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/png": {}}},
+    501: {"model": Refusal, "description": "The collector has no Pillow; the body says how to install it."},
+}
 
 router = APIRouter(prefix="/api/v1", route_class=JsonRoute)
 
@@ -159,8 +176,17 @@ class IncidentShape(IncidentSummary):
     deliveries: list[IncidentDelivery]
 
 
+class SharedEnds(TypedDict):
+    """What the names of all layers of a run begin and end with, in whole parts; pages leave it out."""
+
+    prefix: str
+    suffix: str
+
+
 class IncidentAmongOthers(IncidentShape):
     """An incident with those before and after it: of its run, beyond them those of the run before and after."""
+
+    names: SharedEnds
 
     previous: int | None
     next: int | None
@@ -248,6 +274,16 @@ def show_incident(request: Request, services: ServicesDep, number: int) -> Respo
         now, beside = Momentary.read(connection, [number], services), _neighbours(connection, run_id, number)
         parts = [beside, *_etag_parts(connection, [number], now)]
         return etag_response(request, parts, lambda: _to_json(connection, number, services))
+
+
+@router.get("/incidents/{number}/picture.png", response_class=Response, responses=PNG)
+def show_picture(request: Request, reader: ReaderDep, number: int) -> Response:
+    """Answer the picture of an incident: the curves of its worst layers around its first sign, loss, learning rates."""
+    with reader.database.read() as connection:
+        _run_of(connection, number)
+        parts = [reader.rules, *_revisions(connection, [number])]
+    pictures = PictureReader(reader.database, reader.measurements, reader.rules)
+    return etag_response(request, parts, lambda: pictures.draw(number), png_response)
 
 
 @router.post("/incidents/{number}/ack", response_model=IncidentAmongOthers)
@@ -341,7 +377,7 @@ def _run_of(connection: Connection, number: int) -> int:
     query = select(incident.c.run_id).where(incident.c.incident_id == number)
     run_id = connection.execute(query).scalar_one_or_none() if 0 <= number <= MAX_ID else None
     if run_id is None:
-        raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
+        raise unknown_incident(number)
     return int(run_id)
 
 
@@ -355,11 +391,14 @@ def _neighbours(connection: Connection, run_id: int, number: int) -> dict[str, i
 
 
 def _etag_parts(connection: Connection, ids: Sequence[int], now: Momentary) -> list[object]:
-    query = select(incident.c.incident_id, run.c.name, run.c.revision).join(run, run.c.run_id == incident.c.run_id)
-    rows = connection.execute(query.where(incident.c.incident_id.in_(ids)).order_by(incident.c.incident_id))
     # Deliveries change without a new revision of the run.
     sent = _deliveries(connection, ids, delivery.c.attempts, delivery.c.next_attempt)
-    return [*rows, *(tuple(row.values()) for row in sent), *now.silences, now.run_states]
+    return [*_revisions(connection, ids), *(tuple(row.values()) for row in sent), *now.silences, now.run_states]
+
+
+def _revisions(connection: Connection, ids: Sequence[int]) -> Iterable[object]:
+    query = select(incident.c.incident_id, run.c.name, run.c.revision).join(run, run.c.run_id == incident.c.run_id)
+    return connection.execute(query.where(incident.c.incident_id.in_(ids)).order_by(incident.c.incident_id)).all()
 
 
 def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) -> Sequence[RowMapping]:
@@ -389,7 +428,8 @@ def _to_json(connection: Connection, number: int, services: Services) -> Json:
     """Return an incident with its layers, deliveries and neighbours."""
     run_id, now = _run_of(connection, number), Momentary.read(connection, [number], services)
     [told] = summaries(connection, [number], services.settings.public_url, now, 1)
-    return {**told, **_neighbours(connection, run_id, number)}
+    prefix, suffix = shared_ends(repository.layer_names(connection, run_id).values())
+    return {**told, "names": {"prefix": prefix, "suffix": suffix}, **_neighbours(connection, run_id, number)}
 
 
 def _members(detail: IncidentDetail) -> list[Json]:
