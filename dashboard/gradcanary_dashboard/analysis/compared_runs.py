@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gradcanary_dashboard.analysis.configurations import RATE_OF_GROUP
 from gradcanary_dashboard.analysis.differences import Differences
 from gradcanary_dashboard.analysis.launches import Steps
-from gradcanary_dashboard.analysis.layers import Layer
+from gradcanary_dashboard.analysis.layers import Layer, common
+from gradcanary_dashboard.text.names import Common
 
 RUN_METRICS = ("loss", "total_norm", "step_time_s", "peak_memory_bytes")
 """The metrics of the figures, without tags: series with tags are never averaged. Learning rates come with them."""
@@ -66,6 +68,11 @@ class CompareData:
     found: Differences = field(default_factory=Differences)
     layer: str | None = None
     refusal: str | None = None
+
+    @cached_property
+    def names(self) -> Common:
+        """What the names of the layers of all runs share."""
+        return common(layer for run in self.runs for layer in run.layers)
 
     @property
     def is_comparison(self) -> bool:

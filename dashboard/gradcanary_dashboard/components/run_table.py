@@ -16,6 +16,7 @@ from gradcanary_dashboard.analysis.compared_runs import TIMED_STEPS, Compared, C
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers as number_text
+from gradcanary_dashboard.text.glossary import explain
 
 HEADS = (
     "Run",
@@ -30,6 +31,7 @@ HEADS = (
     "Incidents",
 )
 HINTS = {
+    "Firing": f"Parameters with a rule that fires. {explain('firing')}",
     "Loss": "Median of the last points of the steps that all runs have; least, over them; last, of the run",
     "Step time": f"Median of single steps: the last {number_text.integer(TIMED_STEPS)}, at most, that all runs have",
     "Peak memory": "Largest over the steps that all runs have",
@@ -39,7 +41,8 @@ HINTS = {
 
 def table(data: CompareData, numbers: Sequence[comparison.Numbers], wanted: CompareView) -> html.Table:
     """Return the table; each number is held against that of the first run."""
-    heads = [html.Th(head, scope="col", role="columnheader", title=HINTS.get(head)) for head in HEADS]
+    shown = (elements.explained(head, HINTS[head]) if head in HINTS else head for head in HEADS)
+    heads = [html.Th(head, scope="col", role="columnheader") for head in shown]
     rows = [
         _row(place, run, told, numbers[0], wanted)
         for place, (run, told) in enumerate(zip(data.runs, numbers, strict=True))

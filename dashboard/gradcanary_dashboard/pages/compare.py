@@ -104,7 +104,7 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-moves": figure_controls.reached(comparison_figures.steps(data)),
         "compare-zoom-note": figure_controls.zoom_note(
             replace(wanted.view, x="step"),
-            comparison_figures.bucket(data),
+            [comparison_figures.bucket(data)],
             "point",
             is_of_samples=comparison_figures.is_of_samples(data),
         ),
@@ -133,7 +133,8 @@ def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
                 html.Span(f": all stats of this parameter in {run.name}", className="unseen"),
             ]
             links.append(dcc.Link(words, href=layer_url(run.name, data.layer, number, view)))
-    return [html.Span(data.layer, className="layer"), html.Span(["all its stats in ", *links], className="ways-on")]
+    named = html.Span(elements.parameter(data.layer, data.names), className="layer", title=data.layer)
+    return [named, html.Span(["all its stats in ", *links], className="ways-on")]
 
 
 def _legend(data: CompareData) -> list[Any]:

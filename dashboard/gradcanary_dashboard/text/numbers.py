@@ -77,14 +77,29 @@ def setting(value: bool | float | str) -> str:
 
 
 def seconds(number: float | None) -> str:
-    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, None as a dash."""
+    """Return ``163 ms``, ``2.04 s``, ``3 min 20 s`` or ``3 h 20 min``, None as a dash."""
     if number is None:
         return NOTHING
+    if number >= 7170:
+        hours, minutes = divmod(round(number / 60), 60)
+        return f"{hours:,} h {minutes} min"
     if number >= 119.5:
         minutes, rest = divmod(round(number), 60)
         return f"{minutes:,} min {rest} s"
     unit = units.of_seconds(number)
     return f"{scientific(round(number / unit.size, 3))} {unit.name}"
+
+
+def duration(number: float) -> str:
+    """Return seconds as ``45 s``, ``12 min``, ``2 h 5 min`` or ``3 d 4 h``."""
+    minutes, rest = divmod(max(0, round(number)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{integer(days)} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
 
 
 def size(number: float | None) -> str:

@@ -213,7 +213,7 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     change = card.get_by_role("button", name="Change its end")
     change.click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("collapse in lora-*, layers with")
+    expect(dialog).to_contain_text("collapse in lora-*, parameters with")
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     expect(change).to_be_focused()

@@ -1,4 +1,4 @@
-"""Runs that look like real ones, posted over the real wire: what the browser tests and the screenshots look at."""
+"""Runs that look like real ones, posted over the real wire: what the browser tests look at."""
 
 from dataclasses import replace
 
@@ -97,9 +97,6 @@ def evaluating(url: str, run: str, *, steps: int, step_time_s: float) -> None:
         metric = wire.Metric("step_time_s", (), batch.steps, wire.column("d", took))
         session.post_batch(seq, replace(batch, metrics=(*batch.metrics, metric))).raise_for_status()
     session.end(last_step=steps - 1).raise_for_status()
-
-
-HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def _costing(url: str, run: str, stream: Stream, **costs: float) -> Session:

@@ -28,6 +28,9 @@ def test_bytes_are_told_in_the_unit_of_torch(number: float | None, text: str) ->
         (0.9999, "1 s"),
         (119.6, "2 min 0 s"),
         (179.7, "3 min 0 s"),
+        (7169, "119 min 29 s"),
+        (7171, "2 h 0 min"),
+        (190_000, "52 h 47 min"),
     ],
 )
 def test_a_duration_is_told_in_its_own_unit(number: float | None, text: str) -> None:
