@@ -137,7 +137,7 @@ def test_typed_text_is_not_kept_on_the_next_page(path: str, shared: Any, open_pa
             continue
         page.goto(shared.url + path)
         page.locator(field).click()
-        page.wait_for_selector("#members tr, .run, .row, #heatmap .main-svg")
+        page.wait_for_selector("#members summary, .run, .row, #heatmap .main-svg")
         page.route("**/_dash-update-component", dawdle)
         page.keyboard.type("lor")
         page.get_by_label("Pages").get_by_role("link", name=words).click()
