@@ -34,7 +34,7 @@ FIRST</script>
 (function () {
   var plotly = "/assets/PLOTLY";
   document.documentElement.dataset.plotly = plotly;
-  var hasFigures = /^\\/(runs\\/|compare)/.test(location.pathname);
+  var hasFigures = /^\\/(runs\\/|compare|incidents\\/)/.test(location.pathname);
   var early = document.createElement(hasFigures ? "script" : "link");
   if (hasFigures) Object.assign(early, { id: "plotly", src: plotly, onerror: function () { early.remove(); } });
   else Object.assign(early, { rel: "prefetch", href: plotly });
@@ -65,6 +65,7 @@ KEYS = (
     ("\u2190 \u2192", "On a figure: the crosshair from point to point, read out; with Shift ten"),
     ("\u2191 \u2193", "On the heatmap: the parameter above, below"),
     ("Space Enter", "On the heatmap: the parameter's trend, its page"),
+    ("[ ]", "On an incident: the one before, the one after"),
     ("?", "This list"),
 )
 """The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""

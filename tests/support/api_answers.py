@@ -16,6 +16,11 @@ def column(values: ArrayLike, dtype: str | None = None) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
+def axis(steps: ArrayLike, bucket_steps: int = 1) -> dict[str, Any]:
+    """The part of an answer that its axis is made of."""
+    return {"bucket_steps": bucket_steps, "steps": column(steps, "float64")}
+
+
 def heatmap_answer(rows: int, columns: int, block: str = "blocks.0") -> dict[str, Any]:
     cells = np.linspace(-7000, -1000, max(1, rows * columns))[: rows * columns].reshape(rows, columns)
     return {
@@ -134,6 +139,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
     return {
         "id": number,
         "run": "run",
+        "run_state": "live",
         "rule": "collapse",
         "severity": "critical",
         "state": "open",
@@ -184,7 +190,8 @@ def text_of(component: object) -> str:
 
 
 def member(number: int, **changes: Any) -> dict[str, Any]:
-    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "since_step": 340, "until_step": None}
+    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "block": f"blocks.{number}"}
+    plain |= {"since_step": 340, "until_step": None}
     values = {"value": 6.1e-7, "baseline": 3.1e-3, "siblings": None, "evidence": "fall", "rank": None}
     return {**plain, **values, **changes}
 
@@ -208,4 +215,5 @@ def full(**changes: Any) -> dict[str, Any]:
         "more": "Partners share a factor.\nprint(1)",
     }
     more = {"layers": [member(0), member(1)], "deliveries": [delivery(1)], "likely_cause": cause, "fix": fix}
+    more |= {"previous": None, "next": 32, "names": {"prefix": "", "suffix": ""}}
     return incident(**{**more, "explanation": parts, "opened_step": 359, "since_step": 340, **changes})

@@ -71,3 +71,10 @@ def test_a_short_block_is_short_and_the_end_of_the_name(name: str, limit: int) -
     short = numbers.short_block(name, limit)
     assert len(short) <= limit
     assert name.endswith((short.removeprefix("…"), short))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1e5, "100,000"), (0.9999999, "0.9999999"), (1e-8, "1e-8"), (1e20, "1e20"), ("nan", "nan")]
+)
+def test_value_is_shown_as_it_was_set(value: float | str, words: str) -> None:
+    assert numbers.setting(value) == words
