@@ -282,7 +282,7 @@ def test_the_theme_follows_the_system_and_remembers_the_switch(shared: Any, open
     page.get_by_role("button", name="Switch between light and dark").click()
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert dark != light
-    assert light == "rgb(255, 255, 255)"
+    assert light == "rgb(241, 243, 246)"
     page.reload()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
 

@@ -87,6 +87,7 @@ def test_the_heads_lead_to_their_order_and_say_which_it_is() -> None:
     assert '"href":"/?text=lr&sort=step"' in said
     assert said.count("aria-sort") == 1
     assert '"aria-sort":"ascending"' in said
+    assert '"aria-sort":"descending"' in shown(run(), listing=Listing(sort="loss", is_reverse=True))
     assert '"aria-sort":"descending"' in shown(run())
 
 
