@@ -81,7 +81,7 @@ def test_members_are_folded_by_block_with_what_they_have_in_common() -> None:
     layers.append(member(6, name="head.weight", block="head"))
     told = filled("", layers)
     first, second, alone = json.loads(told["members"])
-    assert first[2][2:] == [["b", {}, "h.0"], ": 3 parameters, 0.0031 → 6.1e-7, since step 340, 2 firing"]
+    assert first[2][2:] == [["b", {"title": "h.0"}, "h.0"], ": 3 parameters, 0.0031 → 6.1e-7, since step 340, 2 firing"]
     assert second[2][3] == ": 3 parameters, 0.0031 → 6.1e-7, since step 343"
     assert ("open" in first[1], alone[0]) == (False, "table")
     assert [len(rows_of(table)) for table in tables(told)] == [3, 3, 1]
