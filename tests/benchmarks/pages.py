@@ -57,12 +57,12 @@ HEARD = """() => {
     new MutationObserver(note).observe(document.body, { childList: true, subtree: true, characterData: true });
 }"""
 REDRAWN = """() => {
-    const steps = document.querySelector("#heatmap .js-plotly-plot").layout.meta.steps;
-    return steps[0] !== window.before && window.redrawn ? window.redrawn - window.released : null;
+    const { firsts } = document.querySelector("#heatmap .js-plotly-plot").layout.meta;
+    return firsts.slice(0, 2).join() !== window.before && window.redrawn ? window.redrawn - window.released : null;
 }"""
 LISTEN = """() => {
     const plot = document.querySelector("#heatmap .js-plotly-plot");
-    window.before = plot.layout.meta.steps[0];
+    window.before = plot.layout.meta.firsts.slice(0, 2).join();
     window.addEventListener("mouseup", () => { window.released = performance.now(); window.redrawn = 0; }, true);
     plot.on("plotly_afterplot", () => { window.redrawn = performance.now(); });
 }"""
