@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
-from gradcanary.wording import count, number, percent
+from gradcanary.wording import count, number, percent, shared_ends
 from gradcanary_server.errors import unknown_incident
 from gradcanary_server.incidents import picture, repository, silences
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
@@ -126,8 +126,9 @@ class _Samples:
     def _names(self) -> list[str]:
         """The short names of these members."""
         names = repository.layer_names(self.connection, self._run_id)
-        shorter = _short_names(list(names.values()))
-        return [shorter(names.get(layer, f"parameter {layer}")) for layer, _ in self._members]
+        prefix, suffix = shared_ends(names.values())
+        found = (names.get(layer, f"parameter {layer}") for layer, _ in self._members)
+        return [name.removeprefix(prefix).removesuffix(suffix) for name in found]
 
     def _widened_panels(self) -> list[Panel]:
         """Return the panels with the first margin that has enough samples, or that no wider one has more than."""
@@ -249,17 +250,3 @@ def _reference(member: Member) -> float | None:
     if member.evidence == "sporadic":
         return None
     return member.siblings if member.evidence == "siblings" else member.baseline
-
-
-def _short_names(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that leaves out the first and last parts that all these names share."""
-    parts = [name.split(".") for name in names]
-    most = min((len(each) for each in parts), default=1) - 1
-    head = _shared(parts, most)
-    tail = _shared([each[::-1] for each in parts], most - head)
-    return lambda name: ".".join(name.split(".")[head : len(name.split(".")) - tail])
-
-
-def _shared(rows: Sequence[Sequence[str]], most: int) -> int:
-    """Return the number of first parts that all rows share, at most ``most``."""
-    return next((place for place in range(most) if len({row[place] for row in rows}) > 1), most)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradcanary_server.errors import RequestError
-from gradcanary_server.incidents import picture, picture_data, silences
+from gradcanary_server.incidents import picture, silences
 from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.rules.config import Rules
@@ -106,10 +106,3 @@ def test_an_unknown_incident_is_404(archive):
     with pytest.raises(RequestError) as refused:
         PictureReader(archive.database, archive.archive, Rules()).draw(9)
     assert refused.value.status == 404
-
-
-def test_shared_parts_of_names_are_left_out():
-    shorter = picture_data._short_names(["model.a.weight", "model.b.weight", "model.b.c.weight"])
-    assert [shorter(name) for name in ("model.a.weight", "model.b.c.weight")] == ["a", "b.c"]
-    assert picture_data._short_names(["only.one"])("only.one") == "one"
-    assert picture_data._short_names(["a", "a.b"])("a") == "a"
