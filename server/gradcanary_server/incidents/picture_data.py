@@ -127,8 +127,8 @@ class _Samples:
         """The short names of these members."""
         names = repository.layer_names(self.connection, self._run_id)
         prefix, suffix = shared_ends(names.values())
-        known = [names.get(layer, f"parameter {layer}") for layer, _ in self._members]
-        return [name.removeprefix(prefix).removesuffix(suffix) for name in known]
+        found = (names.get(layer, f"parameter {layer}") for layer, _ in self._members)
+        return [name.removeprefix(prefix).removesuffix(suffix) for name in found]
 
     def _widened_panels(self) -> list[Panel]:
         """Return the panels with the first margin that has enough samples, or that no wider one has more than."""
