@@ -81,7 +81,7 @@ def test_members_are_folded_by_block_with_what_they_have_in_common() -> None:
     layers.append(member(6, name="head.weight", block="head"))
     told = filled("", layers)
     first, second, alone = json.loads(told["members"])
-    assert first[2][2:] == [["b", {}, "h.0"], ": 3 parameters, 0.0031 → 6.1e-7, since step 340, 2 firing"]
+    assert first[2][2:] == [["b", {"title": "h.0"}, "h.0"], ": 3 parameters, 0.0031 → 6.1e-7, since step 340, 2 firing"]
     assert second[2][3] == ": 3 parameters, 0.0031 → 6.1e-7, since step 343"
     assert ("open" in first[1], alone[0]) == (False, "table")
     assert [len(rows_of(table)) for table in tables(told)] == [3, 3, 1]
@@ -91,6 +91,15 @@ def test_members_are_folded_by_block_with_what_they_have_in_common() -> None:
     assert '"data-choice":""' in one["members-fold"]
     [found] = json.loads(filled("find=h.1", layers)["members"])
     assert found[1] == {"data-key": "h.1", "open": ""}
+
+
+def test_blocks_and_members_leave_out_what_all_names_of_the_run_share() -> None:
+    layers = [member(number, name=f"model.h.0.{number}.weight", block="model.h.0") for number in range(3)]
+    incident = full(layers=layers, names={"prefix": "model.", "suffix": ".weight"})
+    [block] = json.loads(member_table.filled(incident, View(), parse_members(""))["members"])
+    assert block[2][2] == ["b", {"title": "model.h.0"}, "h.0"]
+    shown = [part for part in rows_of(block[3])[0][2][2][2:] if isinstance(part, str)]
+    assert "".join(shown) == "h.0.0"
 
 
 def test_folded_blocks_send_no_more_lines_than_a_table() -> None:
