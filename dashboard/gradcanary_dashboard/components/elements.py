@@ -128,18 +128,28 @@ def terminal(line: str) -> list[Component]:
     return [html.P("Or from a terminal:", className="dim"), code(line)]
 
 
-def crumbs(way: Sequence[tuple[str, str]], here: Children) -> html.Nav:
-    """Return the way to this page: links, and where one is."""
+def crumbs(way: Sequence[tuple[str, str]], here: Children | None) -> html.Nav:
+    """Return the way to this page: links, and where one is unless the title beside them says it."""
     steps = [part for words, href in way for part in (dcc.Link(words, href=href), _slash())]
-    children = [*steps, html.Span(here, className="here")]
+    children = [*steps, *([html.Span(here, className="here")] if here is not None else [])]
     return html.Nav(children, className="crumbs", **attributes(aria_label="Breadcrumb"))
 
 
 def verdict(said: Verdict) -> html.H1:
     """Return the sentence on top of a page, which is read out where it becomes another one."""
+    return html.H1([badge(said.tone, said.tone), _spoken(said)], className=f"verdict tone-{said.tone}")
+
+
+def verdict_below(said: Verdict, label: str) -> html.P:
+    """Return the verdict below the name of a run: a solid badge with the ``label``, and the sentence."""
+    solid = html.Span([icon(ICONS[said.tone]), label], className="badge solid")
+    held = attributes(data_verdict=said.tone)
+    return html.P([solid, _spoken(said)], className=f"verdict tone-{said.tone}", **held)
+
+
+def _spoken(said: Verdict) -> html.Span:
     heard = html.Span(prose(said.text), **attributes(aria_live="polite"))
-    words = html.Span([heard, html.Span(prose(said.beside))] if said.beside else [heard])
-    return html.H1([badge(said.tone, said.tone), words], className=f"verdict tone-{said.tone}")
+    return html.Span([heard, html.Span(prose(said.beside))] if said.beside else [heard])
 
 
 def tile(name: Children, value: str, below: Children, bad: bool = False) -> html.Div:

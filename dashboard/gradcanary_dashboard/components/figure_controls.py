@@ -199,7 +199,11 @@ def _metric_card(panel: Panel) -> list[Any]:
     described = {"class": "plotted", "tabindex": "0", "aria-label": f"{title} over the steps"}
     return [
         "section",
-        {"class": "card panel", "aria-labelledby": f"{key}-title", "data-key": key},
+        {
+            "class": f"card panel{' large' if panel.kind.is_large else ''}",
+            "aria-labelledby": f"{key}-title",
+            "data-key": key,
+        },
         [
             "div",
             {"class": "head"},

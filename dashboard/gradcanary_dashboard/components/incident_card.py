@@ -95,8 +95,15 @@ def _when(incident: Mapping[str, Any]) -> str:
 
 
 def _why(incident: Mapping[str, Any], view: View, layer: int | None, common: Common, *, folded: bool) -> list[Any]:
-    said = [*incident_text.explanation(incident, html.H4), *_members(incident, view, layer, common)]
+    said = _explanation(incident, view, layer, common)
     return [html.Details([html.Summary("Cause, fix, parameters"), *said])] if folded and said else said
+
+
+def _explanation(incident: Mapping[str, Any], view: View, layer: int | None, common: Common) -> list[Any]:
+    """Return what to do first, then the reasons: folded on a narrow page, where the heatmap follows."""
+    reasons = [*incident_text.reasons(incident, html.H4), *_members(incident, view, layer, common)]
+    fold = html.Details([html.Summary("Why, evidence, parameters"), *reasons], className="reasons")
+    return [*incident_text.do_first(incident, html.H4), *([fold] if reasons else [])]
 
 
 def _members(incident: Mapping[str, Any], view: View, first: int | None, common: Common) -> list[Any]:

@@ -51,16 +51,26 @@ def related(incident: Mapping[str, Any]) -> list[Any]:
 
 def explanation(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
     """Return what to do first, why, the evidence, and the general text, folded."""
+    return [*do_first(incident, heading), *reasons(incident, heading)]
+
+
+def do_first(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
+    """Return what to do first."""
     parts, fix = incident.get("explanation"), incident.get("fix")
     if not parts or not fix:
         return []
-    code = [elements.code(fix["code"])] if fix["code"] else []
+    title = heading(f"Do first{', for ' + fix['framework'] if fix['framework'] else ''}")
+    return [title, html.P(parts["do_first"]), *([elements.code(fix["code"])] if fix["code"] else [])]
+
+
+def reasons(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
+    """Return why, the evidence, and the general text, folded."""
+    parts, fix = incident.get("explanation"), incident.get("fix")
+    if not parts or not fix:
+        return []
     evidence = [html.Li(elements.prose(text)) for text in parts["evidence"]]
     more = parts["more"].removesuffix(fix["code"]).strip()
     return [
-        heading(f"Do first{', for ' + fix['framework'] if fix['framework'] else ''}"),
-        html.P(parts["do_first"]),
-        *code,
         heading("Why"),
         html.P(elements.prose(parts["why"])),
         *([heading("Evidence"), html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),

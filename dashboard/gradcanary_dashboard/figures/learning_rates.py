@@ -12,7 +12,7 @@ from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes, curves, palette
 from gradcanary_dashboard.figures import events as event_marks
 
-HEIGHT = 140
+HEIGHT = 190
 MOST_GROUPS = 16
 """Most requested groups: an optimizer that steps inside backward may have one per layer."""
 
@@ -71,14 +71,18 @@ def read(answer: Mapping[str, Any], events: Events) -> list[Rate]:
     return list(found.values())
 
 
-def figure(rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bool = True) -> axes.Figure:
-    """Return the figure, on a log axis by default: a schedule spans decades."""
+def figure(
+    rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bool = True, others: Sequence[Rate] = ()
+) -> axes.Figure:
+    """Return the figure, on a log axis by default: a schedule spans decades. ``others`` are those of another run."""
     if not rates:
         return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
-    drawn, top, shown = curves.plotted([rate.curve for rate in rates], span, HEIGHT, {}, is_log=is_log)
+    both = [*rates, *others]
+    drawn, top, shown = curves.plotted([rate.curve for rate in both], span, HEIGHT, {}, is_log=is_log)
     pointed = event_marks.draw(drawn, events, span, palette.RED, curves.HOLE_FILL)
-    lines = span.placed([_line(*each) for each in zip(rates, shown, strict=True)])
-    return {"data": [*lines, *event_marks.pointers(pointed, span, top)], "layout": drawn}
+    lines = [_line(*each) for each in zip(rates, shown[: len(rates)], strict=True)]
+    lines += [curves.beside(each, rate.curve) for rate, each in zip(others, shown[len(rates) :], strict=True)]
+    return {"data": [*span.placed(lines), *event_marks.pointers(pointed, span, top)], "layout": drawn}
 
 
 def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[dict[str, Any]]:

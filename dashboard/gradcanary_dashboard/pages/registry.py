@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from gradcanary_dashboard.address import incidents as incidents_address
 from gradcanary_dashboard.address import runs as runs_address
 from gradcanary_dashboard.address.comparison import PATH, parse_compare
-from gradcanary_dashboard.address.run import parse
+from gradcanary_dashboard.address.run import View, parse
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.collector import comparison as comparison_data
 from gradcanary_dashboard.collector import endpoints as failing_endpoints
@@ -22,7 +22,7 @@ from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Answer, Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.collector.incident import load_curves
-from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.components import elements, run_picker
 from gradcanary_dashboard.figures import incident as incident_figures
 from gradcanary_dashboard.pages import compare as compare_page
 from gradcanary_dashboard.pages import first_start
@@ -38,6 +38,9 @@ from gradcanary_dashboard.pages.settings import rules as rules_page
 from gradcanary_dashboard.pages.settings import run as run_settings_page
 from gradcanary_dashboard.pages.settings import silences as silences_page
 from gradcanary_dashboard.pages.settings import tokens as tokens_page
+
+MOST_RUNS = 100
+"""Runs to choose from on the page of another one, the last seen first."""
 
 Arguments = Mapping[str, str]
 """The arguments in the path of a page: ``{"run": .., "layer": ..}``."""
@@ -120,16 +123,26 @@ def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Cont
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
-    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
-        return {}
-    version, view = collector.run(arguments["run"]).version, parse(search)
-    data = run_data.load(collector, arguments["run"], view, shown.get("layer"))
+    run, view = arguments["run"], parse(search)
+    listed = _runs_beside(collector, run, view, shown)
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown, view):
+        return {**listed, "shown": json.dumps(shown)} if listed else {}
+    version = run_data.version(collector, run, view)
+    data = run_data.load(collector, run, view, shown.get("layer"))
     drawn = data.layer and data.layer["layer"]
-    return {**run_page.fill(data, view, search), "shown": _run_state(version, search, data, layer=drawn)}
+    return {**run_page.fill(data, view, search), **listed, "shown": _run_state(version, search, data, layer=drawn)}
+
+
+def _runs_beside(collector: Collector, run: str, view: View, shown: Shown) -> Contents:
+    """Return the choice of another run: of all runs at the first refresh, as a page opens faster without them."""
+    if "vs-runs" in shown.get("slots", ()):
+        return {}
+    listed = collector.runs(limit=MOST_RUNS).body["runs"] if shown else []
+    return {"vs-runs": run_picker.options(collector.run(run).body, listed, view)}
 
 
 def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
-    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown, View()):
         return {}
     version, view = collector.run(arguments["run"]).version, parse(search)
     data = layer_data.load(collector, arguments["run"], arguments["layer"], view)
@@ -141,8 +154,8 @@ def _run_state(version: str, search: str, data: run_data.RunData | layer_data.La
     return json.dumps({"version": version, "chosen": search, "incidents": incidents, **own})
 
 
-def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> bool:
-    if shown.get("version") != collector.run(arguments["run"]).version:
+def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown, view: View) -> bool:
+    if shown.get("version") != run_data.version(collector, arguments["run"], view):
         return False
     if shown.get("incidents") is None:
         return True

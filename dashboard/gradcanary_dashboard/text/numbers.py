@@ -90,6 +90,18 @@ def seconds(number: float | None) -> str:
     return f"{scientific(round(number / unit.size, 3))} {unit.name}"
 
 
+def duration(number: float) -> str:
+    """Return seconds as ``45 s``, ``12 min``, ``2 h 5 min`` or ``3 d 4 h``."""
+    minutes, rest = divmod(max(0, round(number)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{integer(days)} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
+
+
 def size(number: float | None) -> str:
     """Return bytes as ``21.9 GiB``, None as a dash."""
     if number is None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,18 +102,9 @@ class _Samples:
 
     def picture(self) -> Picture:
         """Return what the picture shows, between the first and the last step with a sample."""
-        about, members = self.detail.incident, self._members()
-        panels: list[Panel] = []
-        found = -1
-        for margin in MARGINS:
-            begin, end = max(about.since_step - margin, 0), max(about.since_step, about.opened_step) + margin
-            wider = self._panels(members, StepRange(begin, end, POINTS))
-            samples = max((len(curve.steps) for panel in wider for curve in panel.curves), default=0)
-            if samples > found:
-                panels, found = wider, samples
-            if found >= ENOUGH:
-                break
+        about, panels = self.detail.incident, self._widened_panels()
         steps = np.concatenate([[about.since_step], *(curve.steps for panel in panels for curve in panel.curves)])
+        is_against_siblings = any(member.evidence == "siblings" for _, member in self._members)
         return Picture(
             title=f"{self.detail.run}: {self.detail.headline}",
             subtitle=self._subtitle(),
@@ -121,15 +113,35 @@ class _Samples:
             last=int(steps.max()),
             since=about.since_step,
             panels=panels,
-            legend=self._legend(members),
-            reference="level of similar parameters"
-            if any(member.evidence == "siblings" for _, member in members)
-            else "baseline",
+            legend=self._legend(),
+            reference="level of similar parameters" if is_against_siblings else "baseline",
             corner=f"gradcanary #{self.detail.id}",
         )
 
+    @cached_property
     def _members(self) -> list[tuple[int, Member]]:
         return worst_members(self.detail.members, self.detail.incident.rule)[:MOST_CURVES]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The short names of these members."""
+        names = repository.layer_names(self.connection, self._run_id)
+        prefix, suffix = shared_ends(names.values())
+        known = [names.get(layer, f"parameter {layer}") for layer, _ in self._members]
+        return [name.removeprefix(prefix).removesuffix(suffix) for name in known]
+
+    def _widened_panels(self) -> list[Panel]:
+        """Return the panels with the first margin that has enough samples, or that no wider one has more than."""
+        about = self.detail.incident
+        panels: list[Panel] = []
+        for margin in MARGINS:
+            begin, end = max(about.since_step - margin, 0), max(about.since_step, about.opened_step) + margin
+            wider = self._panels(StepRange(begin, end, POINTS))
+            if not panels or _sample_count(wider) > _sample_count(panels):
+                panels = wider
+            if _sample_count(panels) >= ENOUGH:
+                break
+        return panels
 
     def _subtitle(self) -> str:
         about = self.detail.incident
@@ -138,19 +150,20 @@ class _Samples:
         over = "" if about.state == "open" else f" · {about.state}"
         return f"{about.severity} · {certain}opened {opened:%Y-%m-%d %H:%M} UTC{over}"
 
-    def _legend(self, members: Sequence[tuple[int, Member]]) -> str:
-        ever = self.detail.incident.ever_firing
-        if ever > len(members) > 0:
-            return f"{len(members)} worst of {ever:,} parameters"
-        return count(ever, "parameter") if members else ""
+    def _legend(self) -> str:
+        ever, shown = self.detail.incident.ever_firing, len(self._members)
+        if ever > shown > 0:
+            return f"{shown} worst of {ever:,} parameters"
+        return count(ever, "parameter") if shown else ""
 
-    def _panels(self, members: Sequence[tuple[int, Member]], span: StepRange) -> list[Panel]:
+    def _panels(self, span: StepRange) -> list[Panel]:
         """Return the panels with a value: layers, or for an incident without any the norm of all gradients, then loss
         and learning rates."""
         names = select(metric.c.name).distinct().where(metric.c.run_id == self._run_id, metric.c.tags == "{}")
         logged = sorted(self.connection.scalars(names))
-        rates = [name for name in logged if _RATE.fullmatch(name)][:MOST_CURVES]
-        top = self._layers(members, span) if members else self._metrics("norm of all gradients", [_NORM], span, 2.6)
+        rates = [name for name in logged if _RATE.fullmatch(name)][: len(picture.METRICS)]
+        is_of_layers = bool(self._members)
+        top = self._layers(span) if is_of_layers else self._metrics("norm of all gradients", [_NORM], span, share=2.6)
         panels = [
             top,
             self._metrics("loss", [_LOSS], span),
@@ -158,11 +171,11 @@ class _Samples:
         ]
         return [panel for panel in panels if panel.curves]
 
-    def _layers(self, members: Sequence[tuple[int, Member]], span: StepRange) -> Panel:
+    def _layers(self, span: StepRange) -> Panel:
         """Return the stat that the rule judges, absmax where it has too few values: some stats are rarely measured."""
         about = self.detail.incident
         for stat in dict.fromkeys((_STATS.get(about.rule, _ABSMAX), _ABSMAX)):
-            curves = self._curves(stat, members, span)
+            curves = self._curves(stat, span)
             if max(len(curve.steps) for curve in curves) >= LEAST:
                 break
         return Panel(
@@ -173,23 +186,21 @@ class _Samples:
             share=2.6 if any(len(curve.steps) for curve in curves) else 0.7,
         )
 
-    def _curves(self, stat: str, members: Sequence[tuple[int, Member]], span: StepRange) -> list[Curve]:
+    def _curves(self, stat: str, span: StepRange) -> list[Curve]:
         plane = MINIMUM if self.detail.incident.rule in ("collapse", "vanished", "no_update") else MAXIMUM
         found = query(self.measurements, self.connection, self._run_id, (stat,), span)
-        numbers = np.array([number for number, _ in members], np.int32)
+        numbers = np.array([number for number, _ in self._members], np.int32)
         read = found.read(self.measurements, self.connection, numbers, (plane, NONFINITE))
-        names = repository.layer_names(self.connection, self._run_id)
-        prefix, suffix = shared_ends(names.values())
         return [
             _curve(
-                names.get(layer, f"parameter {layer}").removeprefix(prefix).removesuffix(suffix),
+                self._names[column],
                 found.buckets.steps(),
                 read[plane][:, column],
                 read[NONFINITE][:, column] > 0,
                 _reference(member) if stat == _ABSMAX else None,
                 self._note(member),
             )
-            for column, (layer, member) in enumerate(members)
+            for column, (_, member) in enumerate(self._members)
         ]
 
     def _note(self, member: Member) -> str:
@@ -213,6 +224,12 @@ class _Samples:
     @property
     def _run_id(self) -> int:
         return self.detail.incident.run_id or 0
+
+
+def _sample_count(panels: Sequence[Panel]) -> int:
+    """Return the samples of a curve of the first panel that has any."""
+    counts = (max(len(curve.steps) for curve in panel.curves) for panel in panels)
+    return next(filter(None, counts), 0)
 
 
 def _curve(

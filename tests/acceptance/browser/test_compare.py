@@ -41,9 +41,7 @@ def until_redrawn(page: Page, gesture: Callable[[], object]) -> None:
 def test_two_runs_are_chosen_and_held_against_each_other(
     shared: Any, pair: object, open_page: Callable[..., Page]
 ) -> None:
-    page = open_page(f"{shared.url}/runs/{BF16}")
-    await_figures(page)
-    page.get_by_role("link", name="Compare with").click()
+    page = open_page(f"{shared.url}/compare?run={BF16}")
     expect(page.locator("h1")).to_have_text("Compare runs")
     expect(page).to_have_title("Compare runs · gradcanary")
     expect(page.locator("#ways [aria-current]")).to_have_text("Compare")
@@ -88,6 +86,37 @@ def test_two_runs_are_chosen_and_held_against_each_other(
     assert all("lora_A" in name for name in rows.locator("button").all_inner_texts()[:18])
     page.locator("#differences-rest summary").click()
     expect(page.locator("#differences-rest li")).to_have_text([scenes.HOSTILE])
+
+
+def test_another_run_stands_beside_a_run(shared: Any, pair: object, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{shared.url}/runs/{BF16}")
+    await_figures(page)
+    expect(page.locator("#vs-heatmap")).to_be_hidden()
+    page.get_by_label("Compare with another run").select_option(FP32)
+    expect(page.locator("#vs h3")).to_have_text(f"vs {FP32}")
+    expect(page.locator("#vs")).to_contain_text("No open incident in 85")
+    page.wait_for_selector("#vs-heatmap .heatmaplayer image")
+    layout = "(id) => document.querySelector(`#${id} .js-plotly-plot`).layout"
+    own, other = (page.evaluate(layout, name) for name in ("heatmap", "vs-heatmap"))
+    assert own["xaxis"]["range"] == other["xaxis"]["range"]
+    assert other["meta"]["layers"][other["meta"]["chosen"]] == page.locator("#trend-title").inner_text()
+    assert [(name, dash) for name, _, dash in drawn(page, "trend")] == [("this run", None), ("vs", "dash")]
+    legend = page.locator(".panel[data-key=loss] .line .name")
+    expect(legend).to_have_text(["this run", FP32])
+    assert "dash" in [dash for _, _, dash in drawn(page, "loss")]
+
+    page.reload()
+    expect(page.locator("#vs-runs")).to_have_value(FP32)
+    page.get_by_role("link", name="Full comparison").click()
+    expect(page.locator(".compared-runs tbody th")).to_contain_text([BF16, FP32])
+    page.go_back()
+    page.get_by_role("button", name="Remove").click()
+    expect(page.locator("#vs-heatmap")).to_be_hidden()
+    expect(page.locator("#vs-runs")).to_have_value("")
+    expect(legend).to_have_count(0)
+    assert query(page) == {}
+    page.goto(f"{shared.url}/runs/{BF16}?vs=no-such-run")
+    expect(page.locator("#vs")).to_contain_text("The collector knows no run no-such-run.")
 
 
 def test_a_step_takes_as_long_as_most_of_them(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -59,7 +59,7 @@ def picture(page: Page) -> Any:
             return {
                 rows: plot("heatmap").layout.meta.layers,
                 heatmap: numbers("heatmap"), trend: numbers("trend"), loss: numbers("loss"),
-                verdict: document.querySelector("h1").textContent,
+                verdict: document.querySelector("[data-verdict]").textContent,
                 tiles: Array.from(document.querySelectorAll(".tile .value"), (tile) => tile.textContent),
                 layers: document.querySelector("#layer-rows").textContent,
                 incidents: document.querySelector("#incidents").textContent,
@@ -85,7 +85,8 @@ def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[
     expect(page.locator(".run .of-name > a")).to_have_text(["lora-quiet"])
     page.locator(".run .of-name > a").click()
     expect(page).to_have_url(f"{watched.url}/runs/lora-quiet")
-    expect(page.locator("h1")).to_contain_text("No open incident in 12 parameters")
+    expect(page.locator("h1")).to_have_text("lora-quiet")
+    expect(page.locator("[data-verdict=quiet]")).to_have_text("OKNo open incident in 12 parameters")
 
 
 def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_page: Callable[..., Page]) -> None:
@@ -104,8 +105,10 @@ def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_pag
 def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url)
     expect(page).to_have_title(f"{RUN} · gradcanary")
-    expect(page.locator("h1")).to_contain_text("18 of 96 parameters")
-    expect(page.locator("h1")).to_contain_text("; the loss")
+    expect(page.locator("h1")).to_have_text(RUN)
+    verdict = page.locator("[data-verdict=critical]")
+    expect(verdict.locator(".badge")).to_have_text("collapse \N{MIDDLE DOT} 18 of 96")
+    expect(verdict).to_contain_text("; the loss")
     heard = page.locator("main [aria-live=polite]", has_text="parameters collapsed")
     # Without what changes with each step.
     expect(heard).to_have_text("18 of 96 parameters collapsed at steps 249 to 255")
@@ -330,7 +333,7 @@ def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
     page = open_run(open_page, pages)
     watched.stop()
     expect(page.locator("#outage")).to_contain_text(f"The collector at {watched.url} does not answer")
-    expect(page.locator("h1")).to_contain_text("18 of 84 parameters")
+    expect(page.locator("[data-verdict]")).to_contain_text("18 of 84 parameters")
     late = open_page(f"{pages}/runs/{RUN}")
     expect(late.locator("#outage")).to_contain_text("does not answer")
     expect(late.locator("#trend .main-svg").first).to_be_attached()
@@ -353,7 +356,7 @@ def test_a_page_that_is_asked_for_while_the_server_is_away_is_there_when_it_is_b
     link.click()
     expect(page.locator("#offline")).to_be_visible()
     watched.start()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("parameters collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("parameters collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     page.wait_for_selector(IMAGE)
     complaints.clear()
@@ -367,7 +370,7 @@ def test_a_page_that_loads_as_the_server_goes_away_is_filled_when_it_is_back(
     page.goto(f"{watched.url}/runs/{RUN}")
     expect(page.locator("#offline")).to_be_visible()
     page.unroute("**/_dash-update-component*")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("parameters collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("parameters collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     complaints.clear()
 

@@ -213,6 +213,46 @@ def test_the_steps_that_an_incident_offers_are_those_of_its_run(shared: Any, ope
     assert query(page)["to"] == "398"
 
 
+def test_cold_one_sees_what_fell_when_and_why(shared: Any, open_page: Callable[..., Page]) -> None:
+    listed = [
+        shared.get("/api/v1/incidents", run=run, rule="collapse").json() for run in ("lora-fell", "lora-collapse")
+    ]
+    one = min(answer["incidents"][0]["id"] for answer in listed)  # another run follows
+    page = open_page(f"{shared.url}/incidents/{one}")
+    page.wait_for_selector("#incident-curves .main-svg")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(re.compile(r"Collapse: \d+ of 84 parameters"))
+    expect(page.locator("#incident-curves")).to_contain_text("first sign")
+    expect(page.locator("#incident-loss .main-svg").first).to_be_visible()
+    expect(page.locator("#incident-legend li")).to_have_count(5)
+    heads = page.locator(".card.cause h3").all_inner_texts()
+    assert [head.split(",")[0] for head in heads] == ["Since", "Do first", "Why", "Evidence"][: len(heads)]
+
+    blocks = page.locator("#members details")
+    rows = blocks.first.locator("tbody tr")
+    expect(rows.first).to_be_hidden()
+    blocks.first.locator("summary").click()
+    expect(rows.first).to_be_visible()
+    seen = page.locator("#incident-seen").inner_text()
+    plot = page.locator("#incident-curves .nsewdrag").first.bounding_box()
+    assert plot is not None
+    page.mouse.move(plot["x"] + plot["width"] / 4, plot["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] / 2, plot["y"] + 40, steps=4)
+    page.mouse.up()
+    expect(page.locator("#incident-seen")).not_to_have_text(seen)
+    assert {"from", "to"} <= query(page).keys()
+    expect(rows.first).to_be_visible()
+    page.get_by_role("button", name="Zoom out").click()
+    expect(page.locator("#incident-seen")).to_have_text(seen)
+
+    following = page.get_by_role("link", name="Next incident").get_attribute("href")
+    page.keyboard.press("]")
+    expect(page).to_have_url(f"{shared.url}{following}")
+    expect(page.get_by_role("link", name="Previous incident")).to_have_attribute("href", f"/incidents/{one}")
+    page.keyboard.press("[")
+    expect(page).to_have_url(f"{shared.url}/incidents/{one}")
+
+
 def test_an_unknown_incident_says_so(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{shared.url}/incidents/999999")
     expect(page.get_by_role("heading", level=1)).to_have_text("No such incident")

@@ -161,8 +161,8 @@ def test_a_resumed_launch_begins_at_a_marked_line(shared: Any, open_page: Callab
     page = open_run(open_page, shared.url, RESUMED)
     for figure in ("heatmap", "trend", "loss"):
         expect(page.locator(f"#{figure} .annotation-text", has_text="launch")).to_have_text(["launch 2", "launch 3"])
-    expect(page.locator(".card.launches li")).to_have_count(3)
-    expect(page.locator(".card.launches")).to_contain_text("20 steps before the end of launch 1")
+    expect(page.locator(".ran li")).to_have_count(3)
+    expect(page.locator(".ran")).to_contain_text("20 steps before the end of launch 1")
     point(page, "heatmap", 260)
     expect(page.locator("#readout")).to_contain_text("Launch 2 begins at step 260, 20 steps before the end of launch 1")
     point(page, "loss", 440)

@@ -141,8 +141,5 @@ def test_the_notes_say_what_happened_and_no_more_than_can_be_read() -> None:
     assert "28 earlier gaps, and then" in said
     assert "Steps 3,900 to 3,909: dropped by the agent" in said
     assert "400 steps dropped in all" in said
-    assert "Launch 1, live: steps 0 to 9,999" in said
-    assert "10 steps before the end of launch 1" in said
-    assert "sampled each 10th step; agent 1.0 %" in said
     assert "A found fact." in said
     assert notes.cards(run()) == []

@@ -32,6 +32,7 @@ def test_without_values_the_first_ones_to_fire_are_the_worst() -> None:
     members = [member(number, value=None, since_step=since) for number, since in enumerate((9, 7, 8))]
     assert [each["layer"] for each in picture.worst(full(rule="nonfinite", layers=members))] == [1, 2, 0]
     frozen = [member(number, value=share, baseline=1e-9) for number, share in enumerate((0.6, 1.0))]
+    frozen[1] |= {"baseline": 1.0}
     assert [each["layer"] for each in picture.worst(full(rule="frozen", layers=frozen))] == [1, 0], "no absmax"
 
 

@@ -47,6 +47,6 @@ def test_a_metric_has_a_card_with_room_for_its_figure() -> None:
     assert heading[2] == "<b>"
     assert aside[1:] == [{"class": "aside", "data-words": "2 lines by host"}, "2 lines by host"]
     place = card[3][2]
-    assert (place[1], place[2][1]["style"]) == ({"id": panel.key}, "min-height: 190px")
+    assert (place[1], place[2][1]["style"]) == ({"id": panel.key}, "min-height: 140px")
     assert below == ["p", {"class": "dim more"}, "30 more metrics"]
     assert json.loads(figure_controls.metric_cards([], "")) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis.arrays import decode
-from gradcanary_dashboard.analysis.curve import is_of_samples
+from gradcanary_dashboard.analysis.curve import Curve, is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Hole, launches
 from gradcanary_dashboard.analysis.stats import STATS
@@ -212,6 +212,17 @@ def test_only_absmax_has_a_threshold_and_fractions_a_linear_axis(stat: str) -> N
     layout = trend_of([0.1, 0.2], [0.1, 0.2], [0.1, 0.2], stat=stat, baseline=1.0)["layout"]
     assert ("threshold" in str(layout.get("annotations"))) == (stat == "absmax")
     assert (layout["yaxis"].get("type") == "log") == STATS[stat].is_log
+
+
+@pytest.mark.parametrize("stat", ["absmax", "zero_fraction"])
+def test_the_layer_of_another_run_is_a_dashed_line_within_the_axis(stat: str) -> None:
+    low = series_answer(curve([1e-9], [1e-9], [1e-9]), [0.0])
+    other = Curve.read(low, low["series"][0], QUIET)
+    drawn = curves.trend(series_answer(curve([1], [1], [1]), [0.0]), span_of([0.0]), STATS[stat], QUIET, other=other)
+    own, dashed = (trace for trace in drawn["data"] if trace.get("name"))
+    assert (own["name"], dashed["name"], dashed["line"]["dash"]) == ("this run", "vs", "dash")
+    if stat == "absmax":
+        assert drawn["layout"]["yaxis"]["range"][0] < -9
 
 
 def test_a_zoom_reaches_a_single_step() -> None:
