@@ -45,7 +45,7 @@ def test_the_worst_layers_around_a_collapse(archive, shown):
     values = [curve.values[-101] for curve in top.curves]
     assert values == sorted(values), "the smallest value as it was certain comes first"
     first = top.curves[0]
-    assert first.name in {str(number) for number in range(1, 8)}, "what all names share is left out"
+    assert first.name in {f"blocks.{number}.lora_A" for number in range(1, 8)}, "a number alone is no name"
     assert first.steps.tolist() == list(range(150, 370))
     assert first.values[99] > 3e-4 > 1e-4 > first.values[100]
     assert first.reference == pytest.approx(1e-3, rel=0.5)
@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_marked(archive, shown):
     absmax[120:, 2] = np.inf
     send(archive, absmax)
     [curve] = shown().panels[0].curves
-    assert (curve.name, curve.note) == ("2", f"baseline {curve.note.split()[1]}")
+    assert (curve.name, curve.note) == ("blocks.2.lora_A", f"baseline {curve.note.split()[1]}")
     assert curve.steps[curve.is_nonfinite].min() == 120
     assert not np.isfinite(curve.values[curve.is_nonfinite]).any()
 
@@ -97,7 +97,7 @@ def test_a_message_shows_no_silenced_layer(archive, shown):
         now = archive.database.now(connection)
         hidden = Silence(0, "*", None, r"blocks\.[12]\.", now, now + 60, "ada", "")
         silences.create_silence(connection, hidden)
-    assert [curve.name for curve in shown(hides_silenced=True).panels[0].curves] == ["3"]
+    assert [curve.name for curve in shown(hides_silenced=True).panels[0].curves] == ["blocks.3.lora_A"]
     assert " 1 of 12 " in shown(hides_silenced=True).title
     assert len(shown().panels[0].curves) == 3
 
