@@ -71,3 +71,11 @@ def test_noun_and_verb_agree_with_the_count() -> None:
     assert wording.count(1200, "layer") == "1,200 layers"
     assert wording.count(1, "layer", ("has", "have")) == "1 layer has"
     assert wording.count(2, "layer", ("has", "have")) == "2 layers have"
+
+
+def test_the_shared_ends_of_names_are_whole_parts_and_leave_no_number_alone() -> None:
+    names = [f"base_model.model.h.{block}.attn.{half}.default.weight" for block in (0, 10) for half in ("A", "B")]
+    assert wording.shared_ends(names) == ("base_model.model.", ".default.weight")
+    assert wording.shared_ends([*names, "head.bias"]) == ("", "")
+    assert wording.shared_ends(["blocks.0.lora_A", "blocks.1.lora_A"]) == ("", "")
+    assert wording.shared_ends(["only.weight"]) == wording.shared_ends([]) == ("", "")

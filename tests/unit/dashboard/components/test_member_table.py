@@ -93,6 +93,15 @@ def test_members_are_folded_by_block_with_what_they_have_in_common() -> None:
     assert found[1] == {"data-key": "h.1", "open": ""}
 
 
+def test_blocks_and_members_leave_out_what_all_names_of_the_run_share() -> None:
+    layers = [member(number, name=f"model.h.0.{number}.weight", block="model.h.0") for number in range(3)]
+    incident = full(layers=layers, names={"prefix": "model.", "suffix": ".weight"})
+    [block] = json.loads(member_table.filled(incident, View(), parse_members(""))["members"])
+    assert block[2][2] == ["b", {"title": "model.h.0"}, "h.0"]
+    shown = [part for part in rows_of(block[3])[0][2][2][2:] if isinstance(part, str)]
+    assert "".join(shown) == "h.0.0"
+
+
 def test_folded_blocks_send_no_more_lines_than_a_table() -> None:
     layers = [member(number, name=f"h.{number // 40}.{number}", block=f"h.{number // 40}") for number in range(3_000)]
     told = filled("", layers)
