@@ -31,7 +31,7 @@ class View:
 
     ``rows`` is the regular expression for the heatmap's rows, as typed. Of the metrics ``metrics`` is a part of their
     names, ``lines`` are the ids of the drawn lines, ``smooth`` is the weight of earlier values in the moving average,
-    and ``y`` the axis of values.
+    and ``y`` the axis of values. ``vs`` is the run whose heatmap and curves stand beside those of this one.
     """
 
     layer: str | None = None
@@ -47,6 +47,7 @@ class View:
     y: str = CHOICES["y"][0]
     lines: tuple[str, ...] = ()
     smooth: str = CHOICES["smooth"][0]
+    vs: str | None = None
 
     @property
     def is_zoomed(self) -> bool:
@@ -69,7 +70,7 @@ def parse(text: str | None) -> View:
     layer, incident, rows = _text(query, "layer"), _number(query, "incident"), _text(query, "rows")
     metrics = _text(query, "metrics")
     metrics = metrics if metrics is not None and len(metrics) <= MAX_SOUGHT else None
-    return View(layer, first, last, incident, rows, metrics, lines=lines, **chosen)
+    return View(layer, first, last, incident, rows, metrics, lines=lines, vs=_text(query, "vs"), **chosen)
 
 
 def run_url(run: str, view: View | None = None) -> str:
@@ -94,6 +95,7 @@ def search(view: View) -> str:
         "rows": view.rows,
         "metrics": view.metrics,
         "lines": ",".join(view.lines) or None,
+        "vs": view.vs,
         **{key: None if getattr(view, key) == allowed[0] else getattr(view, key) for key, allowed in CHOICES.items()},
     }
     query = urlencode({key: value for key, value in parts.items() if value is not None})

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_dashboard.analysis import severity
 from gradcanary_dashboard.analysis.arrays import Floats, decode
-from gradcanary_dashboard.analysis.verdict import is_unrecovered
+from gradcanary_dashboard.analysis.verdict import worst_standing
 from gradcanary_dashboard.text import numbers
 
 RULES_WITH_LOSS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
@@ -55,12 +54,8 @@ neighbouring levels, and this share of the level. Levels vary less than single p
 
 def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the first step of the verdict's incident, None if its verdict does not mention the loss."""
-    known = list(incidents)
-    standing = [each for each in known if each["state"] == "open"] or [each for each in known if is_unrecovered(each)]
-    if not standing:
-        return None
-    worst = max(standing, key=_says)
-    if worst["rule"] not in RULES_WITH_LOSS:
+    worst = worst_standing(incidents)
+    if worst is None or worst["rule"] not in RULES_WITH_LOSS:
         return None
     return min((member["since_step"] for member in worst.get("layers", ())), default=int(worst["opened_step"]))
 
@@ -168,12 +163,6 @@ def _compared(before: Before, after: Floats, now: float, highest: float) -> str:
         has_fallen = was - now > max(FALL_NOISE * noise, FALL_NOISE * before.wander)
         claim = "fell" if has_fallen else "unclear"
     return CLAIMS[claim].format_map(told)
-
-
-def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
-    """Return the clause in the word order of the collector's headline."""
-    is_late = incident["rule"] in severity.PROCESS_RULES
-    return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
 
 
 def _noise(values: Floats) -> float:

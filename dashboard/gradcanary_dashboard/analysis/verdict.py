@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradcanary_dashboard.analysis import severity
 from gradcanary_dashboard.text import numbers
 
 NO_STEP = (
     "The training finished, and no optimizer step was seen: "
     "call optimizer.step(), or gradcanary.step() after each update"
 )
+
+LABELS = {"critical": "incident", "warning": "crashed", "information": "no step", "quiet": "OK", "waiting": "waiting"}
+"""The label of a verdict without an incident, by its tone."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,24 @@ def is_unrecovered(incident: Mapping[str, Any]) -> bool:
     return bool(incident["state"] == "ended")
 
 
+def worst_standing(incidents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the incident of a run's verdict: the worst open one, else the worst that the run ended on."""
+    known = list(incidents)
+    standing = [each for each in known if each["state"] == "open"] or list(filter(is_unrecovered, known))
+    return max(standing, key=_order_of_headline, default=None)
+
+
+def label(said: Verdict, incidents: Iterable[Mapping[str, Any]]) -> str:
+    """Return the label of a run's verdict: ``collapse · 8 of 48``, ``crash``, ``OK``."""
+    worst = worst_standing(incidents)
+    if worst is None or worst["severity"] != said.tone:
+        return LABELS[said.tone]
+    rule, counts = worst["rule"].replace("_", " "), worst["counts"]
+    if not counts["firing"]:
+        return str(rule)
+    return f"{rule} · {numbers.integer(counts['firing'])} of {numbers.integer(counts['layers'])}"
+
+
 def firing(run: Mapping[str, Any]) -> int:
     """Return the number of firing layers of the rule with most of them."""
     return max(run["firing"].values(), default=0)
@@ -107,6 +129,12 @@ def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[
     fell = f": from {numbers.scientific(before)} to {numbers.scientific(now)}" if known else ""
     recovering = ", recovering" if state == "recovering" else ""
     return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{recovering}", fell)
+
+
+def _order_of_headline(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """Return the place of an incident in the order of the collector's headline."""
+    is_late = incident["rule"] in severity.PROCESS_RULES
+    return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
 
 
 def _spoken(rule: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import loss as loss_levels
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.clock import Clock
 from gradcanary_dashboard.analysis.layers import Layer, choose
 from gradcanary_dashboard.collector import incidents as incident_data
-from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.client import Answer, Collector
 from gradcanary_dashboard.collector.errors import NotFoundError, RefusedError
 
 COLUMNS = 600
@@ -28,6 +29,20 @@ CLIPPED_BELOW = 1 - 1e-5
 """Below this factor a sample counts as clipped, as in the agent."""
 
 Answered: TypeAlias = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """The answers about the run that a page shows beside its own, for the same steps.
+
+    ``layer`` is its layer with the name of the drawn one, ``series`` that layer's; None if it has none.
+    """
+
+    run: Mapping[str, Any]
+    layers: list[Layer]
+    layer: Layer | None
+    heatmap: Mapping[str, Any]
+    series: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,7 @@ class RunData:
     incidents: list[Mapping[str, Any]]
     incidents_version: str
     clips: bool
+    other: OtherRun | None = None
 
 
 def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
@@ -75,7 +91,49 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         incidents=incidents,
         incidents_version=incidents_version,
         clips=clips(collector, run_answer),
+        other=_load_other(collector, run_answer, view, chosen),
     )
+
+
+def find_other(collector: Collector, run: str, view: View) -> Answer | None:
+    """Return the run that stands beside this one; None if the view names none, or one that the collector lacks."""
+    if view.vs in (None, "", run):
+        return None
+    try:
+        return collector.run(str(view.vs))
+    except NotFoundError:
+        return None
+
+
+def version(collector: Collector, run: str, view: View) -> str:
+    """Return the version of a run, and of the one beside it."""
+    other = find_other(collector, run, view)
+    return collector.run(run).version + (f" {other.version}" if other else "")
+
+
+def same_steps(run: Mapping[str, Any], view: View) -> View:
+    """Return the view for another run: with the steps of this one where the view has none."""
+    first, last = run_launches.measured(run_launches.launches(run)) or (None, None)
+    return replace(
+        view,
+        from_step=first if view.from_step is None else view.from_step,
+        to_step=last if view.to_step is None else view.to_step,
+    )
+
+
+def _load_other(collector: Collector, run: Mapping[str, Any], view: View, chosen: Layer | None) -> OtherRun | None:
+    found = find_other(collector, run["run"], view)
+    if found is None:
+        return None
+    name, there, series = found.body["run"], same_steps(run, view), None
+    heatmap, _ = picture(collector, name, there)
+    layers: list[Layer] = collector.run(name, "layers").body["layers"]
+    layer = next((each for each in layers if chosen is not None and each["name"] == chosen["name"]), None)
+    if layer is not None:
+        series = collector.run(
+            name, "series", stat=view.stat, layer=layer["layer"], points=POINTS, **bounds(there)
+        ).body
+    return OtherRun(found.body, layers, layer, heatmap, series)
 
 
 def clips(collector: Collector, run: Mapping[str, Any]) -> bool:

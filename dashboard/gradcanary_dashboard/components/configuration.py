@@ -1,15 +1,19 @@
-"""The configuration of a run: for each launch its program, the settings of its optimizer, and each change of them."""
+"""The overview of a run: its program and machine, its times and launches, the optimizer and each change of it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from dash import html
 
+from gradcanary_dashboard.analysis import launches as run_launches
+from gradcanary_dashboard.analysis.launches import Launch
+from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import learning_rates
 from gradcanary_dashboard.text import numbers
 
 Setting: TypeAlias = Mapping[str, Any]
@@ -18,42 +22,100 @@ LISTED = 12
 """Changes of settings that are shown unfolded; the newest are kept."""
 
 SHORT_COMMIT = 10
+SHORT_COMMAND = 160
+"""Characters of a command and of a commit that are shown unfolded."""
+
+MOST_VALUES = 4
+"""Learning rates, and counts of micro-steps, that are shown."""
 
 
-def cards(run: Mapping[str, Any]) -> list[html.Section]:
-    """Return the card of the newest launch with a configuration, earlier ones folded; none if none is known."""
-    known = [
-        (number, launch)
-        for number, launch in enumerate(run["launches"], start=1)
-        if launch["environment"] or launch["settings"]
-    ]
-    if not known:
-        return []
-    *earlier, (number, newest) = known
-    title = "Configuration" if len(run["launches"]) == 1 else f"Configuration of launch {number}"
-    folded = [_folded(f"Launch {number}", _launch(launch)) for number, launch in reversed(earlier[-LISTED:])]
-    return [elements.card("configuration", *_launch(newest), *folded, title=title)]
-
-
-def _launch(launch: Mapping[str, Any]) -> list[Any]:
-    settings = launch["settings"]
-    first = [f"{_groups(groups)}: {words}" for groups, words in _first_values(settings)]
-    changes = [_change(settings, place) for place, each in enumerate(settings) if each["checked"] is not None]
-    shown = html.Ul([html.Li(line) for line in [*changes[-LISTED:], *_code(launch["environment"] or {})]])
-    kept = changes[:-LISTED]
-    more = [f"{name}: {value}" for name, value in _machine(launch["environment"] or {})]
-    command = (launch["environment"] or {}).get("command")
+def overview(run: Mapping[str, Any], layers: Sequence[Layer]) -> list[Any]:
+    """Return what ran: command, times, machine, optimizer and its changes, of the newest launch; the rest is folded."""
+    known = [(number, launch) for number, launch in enumerate(run["launches"], start=1) if _is_known(launch)]
+    *earlier, (_, newest) = known or [(0, {"environment": None, "settings": []})]
+    environment, settings = newest["environment"] or {}, newest["settings"]
+    lines = [_change(settings, place) for place, each in enumerate(settings) if each["checked"] is not None]
+    facts = {**_times(run), **_program(environment), **_training(run, settings, layers), "Launches": _launches(run)}
     return [
-        *([elements.code(command)] if command else []),
-        shown,
-        *([_folded("Optimizer", [_list(first)])] if first else []),
-        *([_folded(f"{numbers.plural(len(kept), 'earlier change')} of settings", [_list(kept)])] if kept else []),
-        *([_folded("Machine and versions", [_list(more)])] if more else []),
+        *_command(environment),
+        html.Dl([html.Div([html.Dt(name), html.Dd(told)]) for name, told in facts.items() if told], className="ran"),
+        *([_list(lines[-LISTED:], "changes")] if lines else []),
+        *_details(environment, settings, lines),
+        *(_folded(f"Launch {number}", _whole(launch)) for number, launch in reversed(earlier[-LISTED:])),
     ]
 
 
-def _list(lines: Sequence[str]) -> html.Ul:
-    return html.Ul([html.Li(line) for line in lines])
+def _is_known(launch: Mapping[str, Any]) -> bool:
+    return bool(launch["environment"] or launch["settings"])
+
+
+def _times(run: Mapping[str, Any]) -> dict[str, Any]:
+    if not run["launches"]:
+        return {}
+    started = run["launches"][0]["started"]
+    begin, end = (datetime.fromisoformat(when) for when in (started, run["last_seen"]))
+    return {"Started": elements.moment(started), "Duration": numbers.duration((end - begin).total_seconds())}
+
+
+def _program(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the program ran, and its code; values in full are in the fold."""
+    versions: Mapping[str, str] = environment.get("versions", {})
+    main = [f"{name} {versions[name]}" for name in ("python", "torch") if name in versions]
+    return {
+        "Host": environment.get("host"),
+        "GPUs": _gpus(environment),
+        "Commit": _commit(environment, SHORT_COMMIT),
+        "Versions": " \N{MIDDLE DOT} ".join(main),
+    }
+
+
+def _training(run: Mapping[str, Any], settings: Sequence[Setting], layers: Sequence[Layer]) -> dict[str, Any]:
+    first = {each["name"]: numbers.setting(each["value"]) for each in reversed(settings) if each["checked"] is None}
+    decay = f"weight_decay {first['weight_decay']}" if "weight_decay" in first else None
+    rates = [metric["last"] for metric in run["metrics"] if learning_rates.is_rate(metric["name"])]
+    ks = sorted({layer["micro_steps"] for layer in layers if layer["micro_steps"] is not None})
+    return {
+        "Optimizer": ", ".join(filter(None, (first.get("optimizer"), decay))),
+        "Learning rate": ", ".join(map(numbers.scientific, list(dict.fromkeys(rates))[:MOST_VALUES])),
+        "Micro-steps": ", ".join(map(numbers.integer, ks[:MOST_VALUES])) + (" a step" if ks else ""),
+    }
+
+
+def _command(environment: Mapping[str, Any]) -> list[Any]:
+    """Return the command without the folders of its programs; the button copies all of it."""
+    command = environment.get("command")
+    return [elements.code(command, shown=_shortened(command))] if command else []
+
+
+def _shortened(command: str) -> str:
+    program, *rest = command.split(" ", 2)
+    if rest and not rest[0].startswith("-"):
+        rest[0] = rest[0].rpartition("/")[2]
+    text = " ".join((program.rpartition("/")[2], *rest))
+    return text if len(text) <= SHORT_COMMAND else f"{text[:SHORT_COMMAND]} …"
+
+
+def _details(environment: Mapping[str, Any], settings: Sequence[Setting], changes: Sequence[str]) -> list[html.Details]:
+    """Return what is folded of the newest launch."""
+    first = [f"{_groups(groups)}: {words}" for groups, words in _first_values(settings)]
+    kept = changes[:-LISTED]
+    machine = [f"{name}: {value}" for name, value in _machine(environment)]
+    return [
+        *([_folded(f"{numbers.plural(len(kept), 'earlier change')} of settings", [_list(kept)])] if kept else []),
+        *([_folded("Optimizer, every value", [_list(first)])] if first else []),
+        *([_folded("Command, machine and versions", [_list(machine)])] if machine else []),
+    ]
+
+
+def _whole(launch: Mapping[str, Any]) -> list[Any]:
+    """Return the configuration of an earlier launch."""
+    environment, settings = launch["environment"] or {}, launch["settings"]
+    lines = [_change(settings, place) for place, each in enumerate(settings) if each["checked"] is not None]
+    return [*([_list(lines[-LISTED:])] if lines else []), *_details(environment, settings, lines)]
+
+
+def _list(lines: Sequence[str], name: str | None = None) -> html.Ul:
+    return html.Ul([html.Li(line) for line in lines], className=name)
 
 
 def _folded(title: str, children: list[Any]) -> html.Details:
@@ -78,7 +140,7 @@ def _first_values(settings: Sequence[Setting]) -> Iterator[tuple[tuple[int, ...]
 def _value_of(setting: Setting) -> str:
     if setting["name"] == "optimizer" or setting["value"] is True:
         return str(setting["value"] if setting["name"] == "optimizer" else setting["name"])
-    return f"{setting['name']} {exact(setting['value'])}"
+    return f"{setting['name']} {numbers.setting(setting['value'])}"
 
 
 def _change(settings: Sequence[Setting], place: int) -> str:
@@ -86,7 +148,11 @@ def _change(settings: Sequence[Setting], place: int) -> str:
     setting = settings[place]
     alike = [each for each in settings[:place] if each["name"] == setting["name"]]
     before = next((each for each in reversed(alike) if set(setting["groups"]) <= set(each["groups"])), None)
-    values = exact(setting["value"]) if before is None else f"{exact(before['value'])} to {exact(setting['value'])}"
+    values = (
+        numbers.setting(setting["value"])
+        if before is None
+        else f"{numbers.setting(before['value'])} to {numbers.setting(setting['value'])}"
+    )
     when = f"step {numbers.integer(setting['step'])}"
     if setting["step"] - setting["checked"] > 1:
         when = f"steps {numbers.integer(setting['checked'])} to {numbers.integer(setting['step'])}"
@@ -101,25 +167,39 @@ def _groups(groups: Sequence[int]) -> str:
     return f"Groups {', '.join(others)} and {last}" if others else f"Group {last}"
 
 
-def exact(value: bool | float | str) -> str:
-    """Return a value as it was set: ``100,000``, ``0.9999999``, ``1e-8``."""
-    if isinstance(value, (bool, str)):
-        return str(value)
-    return re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{value:,.12g}")
+def _launches(run: Mapping[str, Any]) -> html.Ul | None:
+    launches = run_launches.launches(run)
+    before: Sequence[Launch | None] = [None, *launches]
+    lines = [_launch(launch, earlier) for launch, earlier in zip(launches, before, strict=False)][-LISTED:]
+    return _list(lines) if lines else None
 
 
-def _code(environment: Mapping[str, Any]) -> Iterator[str]:
-    if environment.get("git_commit"):
-        state = {True: ", with changes that are not committed", False: "", None: ""}[environment["git_dirty"]]
-        yield f"Git commit {environment['git_commit'][:SHORT_COMMIT]}{state}"
+def _launch(launch: Launch, before: Launch | None) -> str:
+    steps = numbers.steps(*launch.steps).lower() if launch.steps else f"no step{numbers.yet([launch.state])}"
+    texts = (
+        [run_launches.beginning(launch, before)]
+        if before is not None and run_launches.steps_back(launch, before)
+        else []
+    )
+    texts += [f"sampled each {numbers.integer(launch.every)}th step"] if launch.every > 1 else []
+    texts += [f"agent {numbers.percent(launch.agent_share)}"] if launch.agent_share is not None else []
+    texts += [numbers.plural(launch.ranks, "rank")] if launch.ranks > 1 else []
+    return f"{launch.number}, {launch.state}: {'; '.join([steps, *texts])}"
+
+
+def _commit(environment: Mapping[str, Any], letters: int | None = None) -> str:
+    commit, is_dirty = environment.get("git_commit"), environment.get("git_dirty")
+    return f"{commit[:letters]}{', with changes that are not committed' if is_dirty else ''}" if commit else ""
+
+
+def _gpus(environment: Mapping[str, Any]) -> str:
+    return ", ".join(f"{len(list(same))} x {name}" for name, same in groupby(sorted(environment.get("gpus", ()))))
 
 
 def _machine(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is known of the machine: names and values."""
-    if environment.get("host"):
-        yield "Host", environment["host"]
-    if gpus := environment.get("gpus"):
-        kinds = [f"{len(list(same))} x {name}" for name, same in groupby(sorted(gpus))]
-        yield "GPUs", ", ".join(kinds)
+    """Yield what is known of program and machine: names and values."""
+    told = {"Command": environment.get("command"), "Git commit": _commit(environment)}
+    told |= {"Host": environment.get("host"), "GPUs": _gpus(environment)}
+    yield from ((name, value) for name, value in told.items() if value)
     yield from environment.get("versions", {}).items()
     yield from environment.get("job", {}).items()

@@ -8,8 +8,24 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.deliveries import message, whom
+
+
+def headline(incident: Mapping[str, Any]) -> str:
+    """Return rule and count: ``Collapse: 8 of 48 parameters``; of the whole run the rule, ``Crash: RuntimeError``."""
+    counts, rule = incident["counts"], incident["rule"].replace("_", " ").capitalize()
+    count = counts["firing" if incident["state"] == "open" else "ever"]
+    if count:
+        return f"{rule}: {numbers.integer(count)} of {numbers.plural(counts['layers'], 'parameter')}"
+    return f"{rule}: {incident['crash']['type']}" if incident.get("crash") else rule
+
+
+def chip(place: int) -> html.Span:
+    """Return the number of a parameter in the picture, with its line."""
+    line = html.Span(className="pattern", style={"background": overlay.COLOURS[place]})
+    return html.Span([html.B(f"{place + 1}"), line], className="chip")
 
 
 def outcome(incident: Mapping[str, Any]) -> html.Span:
@@ -35,19 +51,29 @@ def related(incident: Mapping[str, Any]) -> list[Any]:
 
 def explanation(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
     """Return what to do first, why, the evidence, and the general text, folded."""
+    return [*do_first(incident, heading), *reasons(incident, heading)]
+
+
+def do_first(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
+    """Return what to do first."""
     parts, fix = incident.get("explanation"), incident.get("fix")
     if not parts or not fix:
         return []
-    code = [elements.code(fix["code"])] if fix["code"] else []
+    title = heading(f"Do first{', for ' + fix['framework'] if fix['framework'] else ''}")
+    return [title, html.P(parts["do_first"]), *([elements.code(fix["code"])] if fix["code"] else [])]
+
+
+def reasons(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
+    """Return why, the evidence, and the general text, folded."""
+    parts, fix = incident.get("explanation"), incident.get("fix")
+    if not parts or not fix:
+        return []
     evidence = [html.Li(elements.prose(text)) for text in parts["evidence"]]
     more = parts["more"].removesuffix(fix["code"]).strip()
     return [
-        heading(f"Do first{', for ' + fix['framework'] if fix['framework'] else ''}"),
-        html.P(parts["do_first"]),
-        *code,
         heading("Why"),
         html.P(elements.prose(parts["why"])),
-        *([html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),
+        *([heading("Evidence"), html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),
         *frames(incident),
         *([html.Details([html.Summary("More"), html.P(more)])] if more else []),
     ]

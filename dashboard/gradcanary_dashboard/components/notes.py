@@ -1,4 +1,4 @@
-"""What is worth a line beside the figures: findings before the first step, launches, steps that nobody has."""
+"""Lines beside the figures: notes, findings before the first step, missing steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LISTED = 12
 def cards(run: Mapping[str, Any]) -> list[Any]:
     """Return the cards that have something to say."""
     facts = [fact["text"] for fact in run["facts"]]
-    launches, holes = run_launches.launches(run), run_launches.holes(run)
-    listed = {"note": _note(run), "facts": facts, "gaps": _holes(holes, launches), "launches": _launches(launches)}
-    titles = {"note": "Note", "facts": "Findings", "gaps": "Gaps", "launches": "Launches"}
+    gaps = _holes(run_launches.holes(run), run_launches.launches(run))
+    listed = {"note": _note(run), "facts": facts, "gaps": gaps}
+    titles = {"note": "Note", "facts": "Findings", "gaps": "Gaps"}
     return [
         elements.card(name, html.Ul([html.Li(line) for line in lines]), title=titles[name])
         for name, lines in listed.items()
@@ -45,21 +45,3 @@ def _holes(holes: Sequence[Hole], launches: Sequence[Launch]) -> list[str]:
     if dropped:
         lines.append(f"{numbers.plural(dropped, 'step')} dropped in all, says the agent")
     return lines
-
-
-def _launches(launches: Sequence[Launch]) -> list[str]:
-    before: Sequence[Launch | None] = [None, *launches]
-    return [_launch(launch, earlier) for launch, earlier in zip(launches, before, strict=False)][-LISTED:]
-
-
-def _launch(launch: Launch, before: Launch | None) -> str:
-    steps = numbers.steps(*launch.steps).lower() if launch.steps else f"no step{numbers.yet([launch.state])}"
-    texts = (
-        [run_launches.beginning(launch, before)]
-        if before is not None and run_launches.steps_back(launch, before)
-        else []
-    )
-    texts += [f"sampled each {numbers.integer(launch.every)}th step"] if launch.every > 1 else []
-    texts += [f"agent {numbers.percent(launch.agent_share)}"] if launch.agent_share is not None else []
-    texts += [numbers.plural(launch.ranks, "rank")] if launch.ranks > 1 else []
-    return f"Launch {launch.number}, {launch.state}: {'; '.join([steps, *texts])}"

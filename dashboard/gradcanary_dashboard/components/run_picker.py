@@ -1,4 +1,4 @@
-"""Which runs are compared: what is chosen from, and what is wrong with a choice; no I/O."""
+"""Which runs are compared, on their own page and on that of a run: what is chosen from, and what is wrong; no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.address.comparison import ALIGNS, MOST_RUNS, CompareView, compare_url
+from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis.compared_runs import CompareData
+from gradcanary_dashboard.analysis.verdict import verdict
 from gradcanary_dashboard.components import elements, static
 from gradcanary_dashboard.text import numbers
 
@@ -26,6 +28,47 @@ def field(contents: Mapping[str, Any]) -> html.Div:
     label = html.Label("Add a run", htmlFor="compare-add")
     hidden = contents.get("compare-adding", False)
     return html.Div([label, field, names], id="compare-adding", className="adding", hidden=hidden)
+
+
+def versus(contents: Mapping[str, Any]) -> html.Select:
+    """Return the choice of the run that stands beside the one of the page."""
+    held = elements.attributes(data_key="vs", aria_label="Compare with another run")
+    return html.Select(contents.get("vs-runs"), id="vs-runs", className="do", title="vs: beside this run", **held)
+
+
+def options(run: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], view: View) -> list[html.Option]:
+    """Return the options of that choice: the chosen run, then runs with as many layers as this one, then others."""
+    ranked = sorted(listed, key=lambda other: other["layers"] != run["layers"])
+    names = dict.fromkeys([view.vs or "", *(other["run"] for other in ranked)])
+    others = [
+        html.Option(f"vs {name}", value=name, selected=name == view.vs)
+        for name in names
+        if name not in ("", run["run"])
+    ]
+    return [html.Option("Compare with \N{HORIZONTAL ELLIPSIS}", value=""), *others]
+
+
+def beside(run: str, other: Mapping[str, Any] | None, view: View) -> list[Any]:
+    """Return the line above the heatmap of the other run; none if there is no other run."""
+    if view.vs in (None, "", run):
+        return []
+    held = elements.attributes(data_key="vs", data_choice="", data_once="")
+    leave = html.Button("Remove", type="button", className="do", **held)
+    if other is None:
+        return [html.Span(["The collector knows no run ", html.B(view.vs), "."]), leave]
+    name, chosen = other["run"], replace(view, vs=None)
+    return [
+        html.H3([stroke(), "vs ", dcc.Link(name, href=run_url(name, view.steps()))]),
+        elements.run_state(other["state"]),
+        html.Span(verdict(other).text, className="dim"),
+        dcc.Link("Full comparison", href=compare_url(CompareView((run, name), view=chosen)), className="do"),
+        leave,
+    ]
+
+
+def stroke() -> html.Span:
+    """Return a piece of the line of the run beside this one."""
+    return html.Span(className="stroke vs", **elements.attributes(aria_hidden="true"))
 
 
 def asking(data: CompareData, free: Sequence[Mapping[str, Any]], wanted: CompareView) -> dict[str, Any]:

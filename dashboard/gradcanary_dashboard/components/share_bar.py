@@ -14,12 +14,9 @@ from gradcanary_dashboard.address.run import View, run_url, search
 from gradcanary_dashboard.components import elements
 
 
-def of_run(run: str, contents: Mapping[str, Any], *more: Component) -> html.Div:
-    """Return the row of a run's page; a refresh fills ``csv``."""
+def of_run(run: str, contents: Mapping[str, Any], versus: Component, *more: Component) -> html.Div:
+    """Return the row of a run's page, with the choice of another run; a refresh fills ``csv``."""
     table = csv_link("csv", contents.get("csv", csv_url(run, View())), "Every sample of the rows and steps in sight")
-    versus = dcc.Link(
-        [elements.icon("compare"), "Compare with ..."], href=compare_url(CompareView((run,))), className="do"
-    )
     words = "The address of what you see: steps, axis, rows, parameter, metrics and lines"
     return row(versus, copy_link(words), table, *more)
 
@@ -38,11 +35,11 @@ def of_comparison(contents: Mapping[str, Any]) -> html.Div:
     return row(copy_link("The address of what you see: runs, parameter, stat, steps and rows"), table)
 
 
-def of_incident(number: str) -> html.Div:
+def of_incident(number: str, *more: Component) -> html.Div:
     """Return the row of an incident's page."""
-    words = "The address of what you see: the incident, which parameters and in which order"
+    words = "The address of what you see: the incident, its steps, which parameters and in which order"
     table = csv_link("incident-csv", f"/_download/incident?number={number}", "Every parameter of the incident")
-    return row(copy_link(words), table)
+    return row(*more, copy_link(words), table)
 
 
 def of_incidents(contents: Mapping[str, Any]) -> html.Div:

@@ -28,6 +28,10 @@ LOG, LOG_ABOVE_0, NOTHING_ABOVE_0 = (
 )
 
 TREND_HEIGHT = 250
+VS_NAMES = ("this run", "vs")
+VS_PEN = {"colour": "#b5669b", "dash": "dash"}
+"""The names of the lines of two runs, and the pen of the second one: beside all other colours, 3:1 on both themes."""
+
 FADE = "22"
 """Alpha of an envelope, in hex."""
 
@@ -71,6 +75,7 @@ class Level:
     value: float
     colour: str
     is_upper: bool
+    is_left: bool = False
 
     def line(self) -> dict[str, Any]:
         """Return the line."""
@@ -79,9 +84,15 @@ class Level:
 
     def label(self) -> dict[str, Any]:
         """Return the label, above the line or below, so that two labels never overlap."""
-        place = {"xref": "paper", "x": 1, "xanchor": "right"}
+        side = {"x": 0, "xanchor": "left", "xshift": 4} if self.is_left else {"x": 1, "xanchor": "right"}
         height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
-        return {"text": f"{self.name} {numbers.scientific(self.value)}", **place, **height, "showarrow": False}
+        return {
+            "text": f"{self.name} {numbers.scientific(self.value)}",
+            "xref": "paper",
+            **side,
+            **height,
+            "showarrow": False,
+        }
 
 
 def trend(
@@ -93,16 +104,24 @@ def trend(
     firing: bool = False,
     baseline: float | None = None,
     height: int = TREND_HEIGHT,
+    other: Curve | None = None,
 ) -> axes.Figure:
-    """Return a stat of one layer: the mean in its envelope, and the stat's threshold and baseline."""
+    """Return a stat of one layer: the mean in its envelope, and the stat's threshold and baseline.
+
+    ``other`` is the same layer in another run.
+    """
     curve = Curve.read(answer, answer["series"][0], events)
     if curve.is_empty:
         return axes.nothing(span, height, f"{stat.title}: no value of this parameter in these steps.")
     colour = palette.RED if firing and stat.has_threshold else palette.BLUE
     levels = _levels(answer, baseline) if stat.has_threshold else []
-    drawn, top, shown = _plot(curve, span, height, stat, levels)
+    found = [curve, *([other] if other is not None and not other.is_empty else [])]
+    drawn, top, (shown, *others) = _plot(found, span, height, stat, levels)
     pointed = event_marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
-    data = span.placed([*envelope(shown, colour), line(shown, curve, colour), *crosses(curve, top)])
+    lines = [line(shown, curve, colour), *(beside(each, exact) for each, exact in zip(others, found[1:], strict=True))]
+    if others:
+        lines[0]["name"] = VS_NAMES[0]
+    data = span.placed([*envelope(shown, colour), *lines, *crosses(curve, top)])
     return {"data": [*data, *event_marks.pointers(pointed, span, top)], "layout": drawn}
 
 
@@ -117,16 +136,16 @@ def _levels(answer: Mapping[str, Any], baseline: float | None) -> list[Level]:
 
 
 def _plot(
-    curve: Curve, span: axes.Span, height: int, stat: Stat, levels: Sequence[Level]
-) -> tuple[dict[str, Any], float, Curve]:
-    """Return the layout, a height near its top, and the curve as drawn there."""
+    found: Sequence[Curve], span: axes.Span, height: int, stat: Stat, levels: Sequence[Level]
+) -> tuple[dict[str, Any], float, list[Curve]]:
+    """Return the layout, a height near its top, and the curves as drawn there."""
     if not stat.is_log:
-        return axes.layout(span, height, {"rangemode": "tozero"}), top_of(curve), curve
-    drawn, top, floor = log_plot([curve], span, height, [level.value for level in levels])
+        return axes.layout(span, height, {"rangemode": "tozero"}), max(map(top_of, found)), list(found)
+    drawn, top, floor = log_plot(found, span, height, [level.value for level in levels])
     below = [_below(levels[0].value, floor)] if levels else []
     drawn["shapes"] = [*below, *(level.line() for level in levels)]
     drawn["annotations"] = [*(level.label() for level in levels), *drawn["annotations"]]
-    return drawn, top, above(curve, floor)
+    return drawn, top, [above(curve, floor) for curve in found]
 
 
 def log_plot(
@@ -191,13 +210,13 @@ def above(curve: Curve, floor: float) -> Curve:
 def envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
     """Return one closed polygon per contiguous piece (a fill between traces would bridge the gaps)."""
     polygons = []
-    half = curve.bucket_steps / 2
     for piece in curve.pieces():
         steps, low, high = curve.middle[piece], curve.low[piece], curve.high[piece]
         if not (high > low).any():
             continue
         if len(steps) == 1:
-            steps, low, high = steps + np.array([-half, half]), np.repeat(low, 2), np.repeat(high, 2)
+            half = curve.buckets.width[piece] / 2
+            steps, low, high = np.concatenate((steps - half, steps + half)), np.repeat(low, 2), np.repeat(high, 2)
         polygons.append(
             {
                 "type": "scatter",
@@ -237,6 +256,14 @@ def line(shown: Curve, exact: Curve, colour: str, told: Callable[[float], str] =
     }
 
 
+def beside(shown: Curve, exact: Curve, told: Callable[[float], str] = numbers.scientific) -> dict[str, Any]:
+    """Return the line of another run, dashed."""
+    drawn = line(shown, exact, VS_PEN["colour"], told)
+    words = f"{VS_NAMES[1]}<br>{drawn['hovertemplate']}"
+    dashed, small = {**drawn["line"], "dash": VS_PEN["dash"]}, {**drawn["marker"], "size": 2.5}
+    return {**drawn, "line": dashed, "marker": small, "name": VS_NAMES[1], "meta": VS_NAMES[1], "hovertemplate": words}
+
+
 def smooth(average: Curve, colour: str, dash: str) -> dict[str, Any]:
     """Return the line of a moving average; the pointer reads the measured values behind it."""
     drawn = line(average, average, colour)
@@ -252,8 +279,8 @@ def _hover(curve: Curve, piece: slice, told: Callable[[float], str]) -> list[lis
         around = f" ({told(low)} to {told(high)})" if low < high else ""
         is_exact = count == 1 and told is numbers.scientific
         texts.append(numbers.exact(mean) if is_exact else told(mean) + around)
-    is_single = (curve.count[piece] <= 1).all()  # after a change of the interval a bucket may have several
-    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
+    are_single = bool((curve.count[piece] <= 1).all())  # after a change of the interval a bucket may have several
+    steps = curve.buckets[piece].words(are_single=are_single)
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 
@@ -269,7 +296,7 @@ def crosses(curve: Curve, height: float) -> list[dict[str, Any]]:
             "x": encode(curve.middle[hit]),
             "y": encode(np.full(int(hit.sum()), height)),
             "marker": {"symbol": "x", "size": 8, "color": palette.MAGENTA},
-            "customdata": axes.steps_text(curve.steps[hit], curve.bucket_steps),
+            "customdata": curve.buckets[hit].words(are_single=False),
             "hovertemplate": "step %{customdata}<br>not finite<extra></extra>",
         }
     ]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gradcanary_dashboard.analysis.configurations import RATE_OF_GROUP
 from gradcanary_dashboard.analysis.curve import Curve
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes, curves, palette
 from gradcanary_dashboard.figures import events as event_marks
 
-HEIGHT = 140
+HEIGHT = 190
 MOST_GROUPS = 16
 """Most requested groups: an optimizer that steps inside backward may have one per layer."""
 
 COLOURS = (palette.BLUE, palette.GREEN, palette.MAGENTA, palette.GREY, palette.TEAL)
 """Colours of the lines, and so their largest number; red and orange mean firing and thresholds."""
-
-_GROUP = re.compile(r"lr(\d{1,6})")
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class Rate:
 
 def groups(metrics: Iterable[Mapping[str, Any]]) -> list[int]:
     """Return the parameter groups with a learning rate among the metrics of a run."""
-    named = (_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
+    named = (RATE_OF_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
     return sorted({int(match[1]) for match in named if match})
 
 
 def is_rate(name: str) -> bool:
     """Return True if a metric is the learning rate of a parameter group."""
-    return _GROUP.fullmatch(name) is not None
+    return RATE_OF_GROUP.fullmatch(name) is not None
 
 
 def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -73,14 +71,18 @@ def read(answer: Mapping[str, Any], events: Events) -> list[Rate]:
     return list(found.values())
 
 
-def figure(rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bool = True) -> axes.Figure:
-    """Return the figure, on a log axis by default: a schedule spans decades."""
+def figure(
+    rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bool = True, others: Sequence[Rate] = ()
+) -> axes.Figure:
+    """Return the figure, on a log axis by default: a schedule spans decades. ``others`` are those of another run."""
     if not rates:
         return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
-    drawn, top, shown = curves.plotted([rate.curve for rate in rates], span, HEIGHT, {}, is_log=is_log)
+    both = [*rates, *others]
+    drawn, top, shown = curves.plotted([rate.curve for rate in both], span, HEIGHT, {}, is_log=is_log)
     pointed = event_marks.draw(drawn, events, span, palette.RED, curves.HOLE_FILL)
-    lines = span.placed([_line(*each) for each in zip(rates, shown, strict=True)])
-    return {"data": [*lines, *event_marks.pointers(pointed, span, top)], "layout": drawn}
+    lines = [_line(*each) for each in zip(rates, shown[: len(rates)], strict=True)]
+    lines += [curves.beside(each, rate.curve) for rate, each in zip(others, shown[len(rates) :], strict=True)]
+    return {"data": [*span.placed(lines), *event_marks.pointers(pointed, span, top)], "layout": drawn}
 
 
 def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[dict[str, Any]]:

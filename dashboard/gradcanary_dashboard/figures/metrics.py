@@ -38,7 +38,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 class Kind:
     """The drawing of a metric: title, description, height in pixels, unit of the axis, and format of a value.
 
-    One that ``is_dense`` has a value in each step: a step without one is a hole.
+    One that ``is_dense`` has a value in each step: a step without one is a hole. One that ``is_large`` has the width of
+    the page, others stand in two columns.
     """
 
     title: str
@@ -48,23 +49,20 @@ class Kind:
     unit: Callable[[float], Unit] = units.plain
     told: Callable[[float], str] = numbers.scientific
     is_dense: bool = False
-
-
-def _ordinary(name: str) -> Kind:
-    return Kind(name, height=190)
+    is_large: bool = False
 
 
 RATES = "rates"
 OWN = {
-    "loss": Kind("Loss", height=190, is_dense=True),
-    RATES: Kind("Learning rate"),
-    "total_norm": Kind("Total norm", "of all gradients, before clipping", is_dense=True),
+    "loss": Kind("Loss", height=250, is_dense=True, is_large=True),
+    RATES: Kind("Learning rate", height=learning_rates.HEIGHT, is_large=True),
+    "total_norm": Kind("Total norm", "of all gradients, before clipping", 220, is_dense=True, is_large=True),
     "clip_factor": Kind("Clip factor", "what gradients were multiplied with", is_dense=True),
     "scaler_scale": Kind("Scale of the GradScaler", told=numbers.integer, is_dense=True),
     "skipped_total": Kind("Skipped steps", "in all so far", told=numbers.integer),
     "step_time_s": Kind("Step time", unit=units.of_seconds, told=numbers.seconds, is_dense=True),
     "peak_memory_bytes": Kind("Peak memory", unit=units.of_bytes, told=numbers.size),
-    "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, told=numbers.percent),
+    "agent_share": Kind("Agent", "its share of the time", axis={"tickformat": "~%"}, told=numbers.percent),
 }
 """The agent's own metrics in the order of the page; logged metrics follow by name."""
 
@@ -89,12 +87,37 @@ class Series:
 
 
 @dataclass(frozen=True)
+class OtherPanel:
+    """The same figure of another run: its panel, an answer with its line, and its events."""
+
+    run: str
+    panel: Panel
+    answer: Mapping[str, Any]
+    events: Events
+
+    def line(self) -> dict[str, Any]:
+        """Return its line in the legend."""
+        last = self.panel.last if self.panel.key != RATES else ""
+        return {"id": curves.VS_NAMES[1], "text": self.run, "last": last, **curves.VS_PEN}
+
+
+@dataclass(frozen=True)
 class Panel:
     """One figure; ``key`` is the id of its element."""
 
     key: str
     kind: Kind
     series: Sequence[Series]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it can be drawn over that of another run: learning rates, or one line without tags."""
+        return self.key == RATES or (len(self.series) == 1 and not self.series[0].tags)
+
+    @property
+    def last(self) -> str:
+        """The last value of its first line."""
+        return "" if self.series[0].last is None else self.kind.told(self.series[0].last)
 
     @property
     def names(self) -> list[str]:
@@ -172,34 +195,65 @@ def _more(found: Sequence[Panel], sought: str | None) -> str:
     return f"{numbers.plural(more, 'more metric')} can be found by a part of the name." if more > 0 else ""
 
 
-def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: Events, view: View) -> dict[str, Any]:
-    """Return a panel's figure and legend, from an answer with at least the lines to draw."""
+def draw(
+    panel: Panel,
+    answer: Mapping[str, Any],
+    span: axes.Span,
+    events: Events,
+    view: View,
+    other: OtherPanel | None = None,
+) -> dict[str, Any]:
+    """Return a panel's figure and legend, from an answer with at least the lines to draw.
+
+    Over a plain panel that of another run is drawn.
+    """
+    other = other if panel.is_plain else None
     if panel.key == RATES:
-        found = learning_rates.read(answer, events)
-        known = learning_rates.groups({"name": each.name, "tags": each.tags} for each in panel.series)
-        figure = learning_rates.figure(found, span, events, is_log=view.y != "linear")
-        own = {"legend": learning_rates.legend(found, known), "of": len(known), "last": "", "scale": ""}
-        return {"key": panel.key, "figure": figure, **own}
+        return _draw_rates(panel, answer, span, events, view, other)
     chosen = panel.chosen(view)
     pens = {each.ident: _pen(place, len(chosen)) for place, each in enumerate(chosen)}
     read = _curves(panel, answer, events)
     drawn = [(each, read[each.ident]) for each in chosen if each.ident in read]
-    figure = _figure(panel, drawn, pens, span, events, view)
+    others = list(_curves(other.panel, other.answer, other.events).values()) if other else []
+    figure = _figure(panel, drawn, pens, span, events, view, others)
     is_one = len(panel.series) == 1
+    legend = [] if is_one else [_entry(panel, each, pens) for each in panel.series[:LISTED]]
+    if other and pens:
+        [(ident, pen)] = pens.items()
+        legend = [{"id": ident, "text": curves.VS_NAMES[0], "last": panel.last, **pen}, other.line()]
     return {
         "key": panel.key,
         "figure": figure,
-        "legend": [] if is_one else [_entry(panel, each, pens) for each in panel.series[:LISTED]],
+        "legend": legend,
         "of": len(panel.series),
         "none": panel.none,
-        "last": f"last {panel.kind.told(panel.series[0].last)}" if is_one and panel.series[0].last is not None else "",
+        "last": f"last {panel.last}" if is_one and panel.last and not other else "",
         "scale": curves.words([curve for _, curve in drawn], view.y),
     }
 
 
+def _draw_rates(
+    panel: Panel,
+    answer: Mapping[str, Any],
+    span: axes.Span,
+    events: Events,
+    view: View,
+    other: OtherPanel | None,
+) -> dict[str, Any]:
+    found = learning_rates.read(answer, events)
+    others = learning_rates.read(other.answer, other.events) if other else []
+    known = learning_rates.groups({"name": each.name, "tags": each.tags} for each in panel.series)
+    figure = learning_rates.figure(found, span, events, is_log=view.y != "linear", others=others)
+    legend = learning_rates.legend(found, known)
+    if other:
+        own = {"id": "lr0", "text": curves.VS_NAMES[0], "colour": learning_rates.COLOURS[0], "dash": "solid"}
+        legend = [*(legend or [own]), other.line()]
+    return {"key": panel.key, "figure": figure, "legend": legend, "of": len(known), "last": "", "scale": ""}
+
+
 def _panel(name: str, series: list[Series]) -> Panel:
     ranked = sorted(series, key=lambda each: (bool(each.tags), each.text))
-    kind = OWN.get(name) or _ordinary(name)
+    kind = OWN.get(name) or Kind(name)
     key = name if name in OWN else f"metric-{sha256(name.encode()).hexdigest()[:10]}"
     return Panel(key, kind, ranked)
 
@@ -233,6 +287,7 @@ def _figure(
     span: axes.Span,
     events: Events,
     view: View,
+    others: Sequence[Curve] = (),
 ) -> axes.Figure:
     if not pens:
         return axes.nothing(span, panel.kind.height, "Every line is switched off: choose some below.")
@@ -242,8 +297,10 @@ def _figure(
     suffix = {"ticksuffix": f" {unit.name}"} if unit.name else {}
     scaled, weight = [curve.scaled(unit.size) for _, curve in drawn], float(view.smooth)
     averages = [curve.smoothed(weight) for curve in scaled] if weight else []
-    yaxis, is_log = {**suffix, **panel.kind.axis}, curves.is_log(scaled, view.y)
-    layout, top, shown = curves.plotted([*scaled, *averages], span, panel.kind.height, yaxis, is_log=is_log)
+    beside = [(curve.smoothed(weight) if weight else curve).scaled(unit.size) for curve in others]
+    yaxis, is_log = {**suffix, **panel.kind.axis}, curves.is_log([*scaled, *beside], view.y)
+    both = [*scaled, *averages, *beside]
+    layout, top, shown = curves.plotted(both, span, panel.kind.height, yaxis, is_log=is_log)
     layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
     traces: list[dict[str, Any]] = []
     for place, (series, curve) in enumerate(drawn):
@@ -254,6 +311,8 @@ def _figure(
             traces[-1]["opacity"] = FAINT
             traces.append(curves.smooth(shown[len(drawn) + place], pen["colour"], pen["dash"]))
         traces += curves.crosses(line, top)
+    for line, curve in zip(shown[len(scaled) + len(averages) :], others, strict=True):
+        traces.append(curves.beside(line, curve, panel.kind.told))
     pointed = event_marks.draw(layout, events, span, palette.RED, curves.HOLE_FILL)
     return {"data": [*span.placed(traces), *event_marks.pointers(pointed, span, top)], "layout": layout}
 

@@ -12,16 +12,18 @@ from urllib.parse import unquote
 from gradcanary_dashboard.address import incidents as incidents_address
 from gradcanary_dashboard.address import runs as runs_address
 from gradcanary_dashboard.address.comparison import PATH, parse_compare
-from gradcanary_dashboard.address.run import parse
+from gradcanary_dashboard.address.run import View, parse
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.collector import comparison as comparison_data
 from gradcanary_dashboard.collector import endpoints as failing_endpoints
 from gradcanary_dashboard.collector import incidents as incident_data
 from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
-from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.client import Answer, Collector
 from gradcanary_dashboard.collector.errors import DashboardError
-from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.collector.incident import load_curves
+from gradcanary_dashboard.components import elements, run_picker
+from gradcanary_dashboard.figures import incident as incident_figures
 from gradcanary_dashboard.pages import compare as compare_page
 from gradcanary_dashboard.pages import first_start
 from gradcanary_dashboard.pages import incident as incident_page
@@ -36,6 +38,9 @@ from gradcanary_dashboard.pages.settings import rules as rules_page
 from gradcanary_dashboard.pages.settings import run as run_settings_page
 from gradcanary_dashboard.pages.settings import silences as silences_page
 from gradcanary_dashboard.pages.settings import tokens as tokens_page
+
+MOST_RUNS = 100
+"""Runs to choose from on the page of another one, the last seen first."""
 
 Arguments = Mapping[str, str]
 """The arguments in the path of a page: ``{"run": .., "layer": ..}``."""
@@ -93,33 +98,51 @@ def is_page(pathname: str) -> bool:
     return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
 
 
+def _run_lists(collector: Collector, chosen: runs_address.Listing) -> tuple[Answer, Answer | None]:
+    """Return a page of runs, and those that need attention where they have a section of their own."""
+    section, others = chosen.sections()
+    return collector.runs(**others), None if section is None else collector.runs(**section)
+
+
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
     """Return the version of the list of runs."""
-    listed = collector.runs(**runs_address.parse(search).question())
-    parts = listed.version, incident_data.worst(collector, state="open").version, failing_endpoints.version(collector)
-    return " ".join(parts)
+    listed, attention = _run_lists(collector, runs_address.parse(search))
+    section = "" if attention is None else attention.version
+    return f"{listed.version} {section} {failing_endpoints.version(collector)}"
 
 
 def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
     chosen = runs_address.parse(search)
-    listed, opened = collector.runs(**chosen.question()).body, incident_data.worst(collector, state="open").body
-    found, unheard, first = listed["runs"], failing_endpoints.load(collector), None
-    if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
+    listed, attention = _run_lists(collector, chosen)
+    section = None if attention is None else attention.body
+    unheard, first = failing_endpoints.load(collector), None
+    is_empty = not listed.body["runs"] and not (section and section["runs"])
+    if is_empty and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
         first = first_start.page(collector.public_url, asks_token=collector.as_reader)
-    return runs_page.fill(found, opened, chosen, unheard, following=listed["next"], first=first)
+    return runs_page.fill(listed.body, section, chosen, unheard, first=first)
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
-    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
-        return {}
-    version, view = collector.run(arguments["run"]).version, parse(search)
-    data = run_data.load(collector, arguments["run"], view, shown.get("layer"))
+    run, view = arguments["run"], parse(search)
+    listed = _runs_beside(collector, run, view, shown)
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown, view):
+        return {**listed, "shown": json.dumps(shown)} if listed else {}
+    version = run_data.version(collector, run, view)
+    data = run_data.load(collector, run, view, shown.get("layer"))
     drawn = data.layer and data.layer["layer"]
-    return {**run_page.fill(data, view, search), "shown": _run_state(version, search, data, layer=drawn)}
+    return {**run_page.fill(data, view, search), **listed, "shown": _run_state(version, search, data, layer=drawn)}
+
+
+def _runs_beside(collector: Collector, run: str, view: View, shown: Shown) -> Contents:
+    """Return the choice of another run: of all runs at the first refresh, as a page opens faster without them."""
+    if "vs-runs" in shown.get("slots", ()):
+        return {}
+    listed = collector.runs(limit=MOST_RUNS).body["runs"] if shown else []
+    return {"vs-runs": run_picker.options(collector.run(run).body, listed, view)}
 
 
 def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
-    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown, View()):
         return {}
     version, view = collector.run(arguments["run"]).version, parse(search)
     data = layer_data.load(collector, arguments["run"], arguments["layer"], view)
@@ -131,8 +154,8 @@ def _run_state(version: str, search: str, data: run_data.RunData | layer_data.La
     return json.dumps({"version": version, "chosen": search, "incidents": incidents, **own})
 
 
-def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> bool:
-    if shown.get("version") != collector.run(arguments["run"]).version:
+def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown, view: View) -> bool:
+    if shown.get("version") != run_data.version(collector, arguments["run"], view):
         return False
     if shown.get("incidents") is None:
         return True
@@ -170,19 +193,27 @@ def _load_incidents(collector: Collector, _arguments: Arguments, search: str) ->
     return incidents_page.fill(incident_data.load(collector, chosen), chosen, rules, collector.public_url)
 
 
-def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:
+def _incident_version(collector: Collector, arguments: Arguments, search: str) -> str:
     incident = collector.incident(int(arguments["incident"]))
-    around = incident_page.steps_around(incident.body, _steps(collector, incident.body["run"]))
-    return f"{incident.version} {around.from_step} {around.to_step}"
+    run = collector.run(incident.body["run"])
+    there = _steps(run.body)
+    around = incident_page.steps_around(incident.body, there)
+    seen = incident_page.pictured(incident.body, there, search)
+    is_growing = there is None or there[1] <= (seen.to_step or 0)
+    return f"{incident.version} {around.from_step} {around.to_step} {run.version if is_growing else ''}"
 
 
 def _load_incident(collector: Collector, arguments: Arguments, search: str) -> Contents:
     incident = collector.incident(int(arguments["incident"])).body
-    return incident_page.fill(incident, _steps(collector, incident["run"]), incidents_address.parse_members(search))
+    run = collector.run(incident["run"]).body
+    there = _steps(run)
+    view = incident_page.pictured(incident, there, search)
+    curves = load_curves(collector, incident, run, view, incident_figures.names(run["metrics"]))
+    return incident_page.fill(incident, curves, view, there, incidents_address.parse_members(search))
 
 
-def _steps(collector: Collector, run: str) -> run_launches.Steps | None:
-    return run_launches.measured(run_launches.launches(collector.run(run).body))
+def _steps(run: Mapping[str, Any]) -> run_launches.Steps | None:
+    return run_launches.measured(run_launches.launches(run))
 
 
 def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,13 @@ from gradcanary_dashboard.address.run import View, layer_url
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis import loss as loss_levels
-from gradcanary_dashboard.analysis.arrays import decode
-from gradcanary_dashboard.analysis.curve import is_of_samples
+from gradcanary_dashboard.analysis.buckets import widths
+from gradcanary_dashboard.analysis.curve import Curve, is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, phases
-from gradcanary_dashboard.analysis.verdict import verdict
+from gradcanary_dashboard.analysis.verdict import label, verdict
 from gradcanary_dashboard.collector import run as run_data
-from gradcanary_dashboard.collector.run import RunData
+from gradcanary_dashboard.collector.run import OtherRun, RunData
 from gradcanary_dashboard.components import (
     accumulators,
     configuration,
@@ -28,15 +28,18 @@ from gradcanary_dashboard.components import (
     incident_card,
     layer_table,
     notes,
+    run_picker,
     share_bar,
     static,
 )
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
+from gradcanary_dashboard.text.names import Common
 
 IDLE = "Point at a cell for its value, click it for the parameter's curve, twice for its page."
-"""What stands below the heatmap while no pointer is on it."""
+"""What stands below the heatmap."""
 
 SLOTS = {
     "verdict": "children",
@@ -46,6 +49,9 @@ SLOTS = {
     "legend": "children",
     "heatmap": elements.FIGURE,
     "chosen": static.TREES,
+    "vs-runs": "children",
+    "vs": static.TREES,
+    "vs-heatmap": elements.FIGURE,
     "run-zoom-note": "children",
     "run-reset": "hidden",
     "run-moves": figure_controls.STEPS,
@@ -63,6 +69,7 @@ SLOTS = {
     "accumulators-tally": "children",
     "incidents": static.TREES,
     "incident-tally": "children",
+    "overview": static.TREES,
     "notes": "children",
     "layer-rows": static.TREES,
     "layer-rows-tally": "children",
@@ -74,6 +81,7 @@ SLOTS = {
 FIGURES = {
     "heatmap": "Heatmap, parameters by steps; the table of parameters holds the last values",
     "trend": "A stat of the chosen parameter over the steps",
+    "vs-heatmap": "Heatmap of the other run, parameters by the same steps",
 }
 
 
@@ -82,12 +90,22 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     run = place["run"]
     return [
         html.Div(
-            [elements.crumbs([("Runs", "/")], run), share_bar.of_run(run, contents, share_bar.run_settings_link(run))],
-            className="run-head",
+            [
+                html.Div([elements.crumbs([("Runs", "/")], None), html.H1(run)], className="titled"),
+                html.Div(contents.get("verdict"), id="verdict"),
+                share_bar.of_run(run, contents, run_picker.versus(contents), share_bar.run_settings_link(run)),
+            ],
+            className="run-head judged",
         ),
-        html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
-        static.slot("tiles", contents.get("tiles"), className="tiles"),
-        html.Div([_figures(contents), _aside(contents)], className="columns"),
+        html.Div(
+            [
+                static.slot("tiles", contents.get("tiles"), className="tiles"),
+                _incidents(contents),
+                _figures(contents),
+                _aside(contents),
+            ],
+            className="columns of-run",
+        ),
         elements.page_state("run", contents.get("shown")),
     ]
 
@@ -99,24 +117,25 @@ def unknown(run: str) -> list[Any]:
 
 
 def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
-    """Return the contents of every slot; ``search`` is the query of the view."""
+    """Return the contents of every slot but ``vs-runs``; ``search`` is the query of the view."""
     run, has_ended = data.run["run"], data.run["state"] in numbers.ENDED
     clock = run_data.clock(view, data.heatmap)
-    span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
+    span = axes.Span.of(run, view, data.heatmap).timed(clock)
     events = Events.of(data.run, data.heatmap["marks"])
-    drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events, data.layers)
+    chosen = data.layer["layer"] if data.layer else None
+    drawn = heatmap.figure(data.heatmap, span, chosen, events, data.layers, names_rows=view.order == "worst")
     listed, sums = _matching(data, view), accumulators.groups(data.layers)
-    rows = layers.worst_first(listed)[: layers.MAX_ROWS]
+    rows, common = layers.worst_first(listed)[: layers.MAX_ROWS], layers.common(data.layers)
     return {
         "verdict": _verdict(data),
-        "tiles": static.encode(_tiles(data)),
+        "tiles": static.encode(_tiles(data, sums)),
         "heat-words": f"{STATS[view.stat].title}, every parameter",
         **figure_controls.offered(view, data.layers),
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
-        "legend": figure_controls.legend(drawn, STATS[view.stat]),
+        "legend": figure_controls.legend(drawn),
         "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
         "run-zoom-note": figure_controls.zoom_note(
-            view, data.heatmap["bucket_steps"], "column", clock, is_of_samples=_is_of_samples(data, events)
+            view, widths(data.heatmap), "column", clock, is_of_samples=_is_of_samples(data, events)
         ),
         "run-reset": not view.is_zoomed,
         "run-moves": figure_controls.reached(run_launches.measured(events.launches)),
@@ -125,25 +144,34 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "layers-csv": share_bar.csv_url(run, view, "layers"),
         "accumulators": static.encode(
             [
-                *accumulators.card(sums, data.run["framework"], view.rows, has_ended=has_ended),
+                *accumulators.card(sums, data.run["framework"], view.rows, common, has_ended=has_ended),
                 *accumulators.facts(data.run),
             ]
         ),
         "accumulators-tally": accumulators.tally(sums),
-        "incidents": static.encode(incident_card.panel(data.incidents, view)),
+        "incidents": static.encode(incident_card.panel(data.incidents, view, common=common)),
         "incident-tally": incident_card.tally(data.incidents),
-        "notes": [*notes.cards({**data.run, "facts": []}), *configuration.cards(data.run)],
-        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
+        "overview": static.encode(configuration.overview(data.run, data.layers)),
+        "notes": notes.cards({**data.run, "facts": []}),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view, common, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
-        **_trend(data, view, span, events),
+        **_trend(data, view, span, events, common),
+        "vs": static.encode(run_picker.beside(run, data.other.run if data.other else None, view)),
+        "vs-heatmap": _other_heatmap(data.other, span) if data.other else elements.NO_FIGURE,
     }
+
+
+def _other_heatmap(other: OtherRun, span: axes.Span) -> axes.Figure:
+    """Return the heatmap of the run beside this one, over the steps of this one."""
+    events = Events.of(other.run, other.heatmap["marks"])
+    return heatmap.figure(other.heatmap, span, other.layer["layer"] if other.layer else None, events, other.layers)
 
 
 def _is_of_samples(data: RunData, events: Events) -> bool:
     """Return True if a column has one sample, by the counts of the curve: a heatmap has none."""
     drawn = data.series
-    is_as_wide = drawn is not None and drawn["bucket_steps"] == data.heatmap["bucket_steps"]
+    is_as_wide = drawn is not None and widths(drawn) == widths(data.heatmap)
     return drawn is not None and is_as_wide and is_of_samples(drawn, events)
 
 
@@ -167,13 +195,20 @@ def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
     return {
         "panels": figure_controls.metric_cards(*metric_figures.listed(found, view.metrics)),
         # The browser asks for metrics once the page shows the query of its address.
-        "metrics-state": json.dumps({"run": data.run["run"], "revision": data.run["revision"], "search": search}),
+        "metrics-state": json.dumps(
+            {
+                "run": data.run["run"],
+                "revision": data.run["revision"],
+                "search": search,
+                "vs": data.other and data.other.run["revision"],
+            }
+        ),
         "metrics-found": len(found) <= figure_controls.FEW_METRICS and view.metrics is None,
         "metrics-tally": metric_figures.tally(found, view.metrics),
     }
 
 
-def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
+def _trend(data: RunData, view: View, span: axes.Span, events: Events, common: Common) -> dict[str, Any]:
     if data.layer is None or data.series is None:
         return {
             "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No parameter{numbers.yet([data.run['state']])}."),
@@ -192,19 +227,37 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
         events,
         firing=layers.is_firing(data.layer),
         baseline=data.layer["baseline"],
+        other=_other_curve(data.other),
     )
     return {
         "trend": drawn,
-        "trend-title": static.encode(dcc.Link(name, href=href, className="layer")),
-        "trend-note": f"{stat.title.lower()}{measured}: mean in its min to max",
+        "trend-title": static.encode(elements.parameter_link(name, href, common)),
+        "trend-note": [f"{stat.title.lower()}{measured}: mean in its min to max", *_vs(data.other)],
         "trend-csv": share_bar.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
         "chosen": static.encode(
             [
                 html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **elements.attributes(aria_hidden="true")),
-                dcc.Link(f"{name}: all its stats", href=href, className="layer"),
+                dcc.Link(
+                    [*elements.parameter(name, common), ": all its stats"], href=href, className="layer", title=name
+                ),
             ]
         ),
     }
+
+
+def _vs(other: OtherRun | None) -> list[Any]:
+    """Return the legend of the other run's line, or that it has none."""
+    if other is None:
+        return []
+    if other.layer is None:
+        return [f" \N{MIDDLE DOT} {other.run['run']} has no such parameter"]
+    return [" \N{MIDDLE DOT} ", html.Span([run_picker.stroke(), other.run["run"]], className="line")]
+
+
+def _other_curve(other: OtherRun | None) -> Curve | None:
+    if other is None or other.series is None:
+        return None
+    return Curve.read(other.series, other.series["series"][0], Events.of(other.run, ()))
 
 
 def _figures(contents: Mapping[str, Any]) -> html.Div:
@@ -216,8 +269,12 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 html.Div(contents.get("legend"), id="legend", className="legend"),
                 # A double click leads to the layer.
                 elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
-                html.P(IDLE, id="readout", className="readout", **elements.attributes(aria_live="off", data_idle=IDLE)),
+                html.Div(id="readout", className="readout", hidden=True, **elements.attributes(aria_live="off")),
+                html.P(IDLE, className="hint aside"),
                 static.slot("chosen", contents.get("chosen"), tag=html.P, className="chosen-layer"),
+                # Hidden by the style sheet while there is no other run.
+                static.slot("vs", contents.get("vs")),
+                elements.graph("vs-heatmap", contents.get("vs-heatmap"), FIGURES["vs-heatmap"], zooms_back=False),
                 title=html.Span(contents.get("heat-words", "Every parameter"), id="heat-words"),
                 aside=figure_controls.zoom_bar("run", contents),
             ),
@@ -242,12 +299,17 @@ def _trend_csv(contents: Mapping[str, Any]) -> html.A:
     return share_bar.csv_link("trend-csv", contents.get("trend-csv"), "Every sample of this curve", "save")
 
 
-def _aside(contents: Mapping[str, Any]) -> html.Div:
+def _incidents(contents: Mapping[str, Any]) -> html.Section:
     tally = html.Span(contents.get("incident-tally"), id="incident-tally")
     incidents = static.slot("incidents", contents.get("incidents"))
+    return elements.card("incidents", incidents, title="Incidents", aside=tally)
+
+
+def _aside(contents: Mapping[str, Any]) -> html.Div:
+    ran = static.slot("overview", contents.get("overview"))
     return html.Div(
         [
-            elements.card("incidents", incidents, title="Incidents", aside=tally),
+            elements.card("overview", ran, title="What ran"),
             elements.card(
                 "accumulators",
                 static.slot("accumulators", contents.get("accumulators")),
@@ -268,14 +330,14 @@ def _layers_csv(contents: Mapping[str, Any]) -> html.A:
 def _verdict(data: RunData) -> list[Any]:
     said = verdict(data.run)
     loss = loss_levels.words(data.loss, data.loss_since)
-    return [elements.verdict(said if loss is None else replace(said, beside=f"; {loss}"))]
+    spoken = said if loss is None else replace(said, beside=f"; {loss}")
+    return [elements.verdict_below(spoken, label(said, data.incidents))]
 
 
-def _tiles(data: RunData) -> list[html.Div]:
+def _tiles(data: RunData, sums: Sequence[accumulators.Group]) -> list[html.Div]:
+    """Return the tiles; on a phone they stand below the heatmap, so nothing in them takes the focus."""
     run = data.run
     fires = sum(map(layers.has_incident, data.layers))
-    ks = sorted({layer["micro_steps"] for layer in data.layers if layer["micro_steps"] is not None})
-    k = f"{', '.join(map(numbers.integer, ks[:4]))} micro-step{'' if ks == [1] else 's'}" if ks else ""
     return [
         elements.tile("Step", numbers.integer(run["step"]), _pulse(data)),
         elements.tile(
@@ -284,7 +346,7 @@ def _tiles(data: RunData) -> list[html.Div]:
             _below_layers(data),
             bad=fires > 0,
         ),
-        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), [html.Span(k), _way_to_sums()]),
+        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), accumulators.tally(sums)),
         _loss(data),
     ]
 
@@ -293,14 +355,10 @@ def _below_layers(data: RunData) -> list[html.Span]:
     """Return how many layers are low, how many parameters are frozen, and how many layers were frozen later."""
     frozen, _ = layers.frozen(data.run, data.layers)
     later = sum(layer["state"] == "not_trainable" for layer in data.layers)
-    said = [numbers.low(data.run["below_threshold"]), frozen.partition(":")[0]]
-    said += [f"{numbers.plural(later, 'parameter')} not trainable"] if later else []
-    return [html.Span(words) for words in said if words]
-
-
-def _way_to_sums() -> html.A:
-    """Return the link to the grid of accumulators, which is far below the tile on a narrow page."""
-    return html.A("details", href="#accumulators-title")
+    low = numbers.low(data.run["below_threshold"])
+    said = [frozen.partition(":")[0], f"{numbers.plural(later, 'parameter')} not trainable" if later else ""]
+    shown = [elements.explained(low, explain("low"))] if low else []
+    return [*shown, *(html.Span(words) for words in said if words)]
 
 
 def _pulse(data: RunData) -> list[Any]:

@@ -55,16 +55,38 @@ def register(server: FastAPI, collector: Collector) -> None:
 def draw_panels(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
     """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
     told, picture = collector.run(run).body, run_data.axis(collector, run, view)
-    steps = decode(picture["steps"])
-    span = axes.Span.of(run, view, steps, picture["bucket_steps"]).timed(run_data.clock(view, picture))
+    span = axes.Span.of(run, view, picture).timed(run_data.clock(view, picture))
     events = Events.of(told, picture["marks"])
     wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]
+    beside = _panels_of_other(collector, told, keys, view)
     return [
-        _with_trees(metric_figures.draw(panel, answer, span, events, view))
-        for some, query in _queries(wanted, view)
-        for answer in [collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body]
-        for panel in some
+        _with_trees(metric_figures.draw(panel, answer, span, events, view, beside.get(panel.key)))
+        for panel, answer in _answers(collector, run, wanted, view)
     ]
+
+
+def _panels_of_other(
+    collector: Collector, run: Mapping[str, Any], keys: Sequence[str], view: View
+) -> dict[str, metric_figures.OtherPanel]:
+    """Return the plain panels of the run beside this one, by key."""
+    found = run_data.find_other(collector, run["run"], view)
+    if found is None:
+        return {}
+    name, events = found.body["run"], Events.of(found.body, ())
+    wanted = [each for each in metric_figures.of(found.body["metrics"]) if each.key in keys and each.is_plain]
+    return {
+        panel.key: metric_figures.OtherPanel(name, panel, answer, events)
+        for panel, answer in _answers(collector, name, wanted, run_data.same_steps(run, view))
+    }
+
+
+def _answers(
+    collector: Collector, run: str, wanted: Sequence[Panel], view: View
+) -> Iterator[tuple[Panel, Mapping[str, Any]]]:
+    """Yield panels of a run, each with an answer that has the lines to draw."""
+    for some, query in _queries(wanted, view):
+        answer = collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body
+        yield from ((panel, answer) for panel in some)
 
 
 def _with_trees(drawn: Mapping[str, Any]) -> dict[str, Any]:

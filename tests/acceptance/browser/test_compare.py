@@ -11,7 +11,7 @@ from support.browser import scenes
 from support.browser.plots import await_figures, drag, place, query, steps_in_sight, until
 from support.streams import Session
 
-FIGURES = ("compare-stat", "compare-loss", "compare-time", "compare-memory")
+FIGURES = ("compare-stat", "compare-loss", "compare-rate", "compare-time", "compare-memory")
 BF16, FP32 = "pair-bf16", "pair-fp32"
 STEPS = 240
 
@@ -41,9 +41,7 @@ def until_redrawn(page: Page, gesture: Callable[[], object]) -> None:
 def test_two_runs_are_chosen_and_held_against_each_other(
     shared: Any, pair: object, open_page: Callable[..., Page]
 ) -> None:
-    page = open_page(f"{shared.url}/runs/{BF16}")
-    await_figures(page)
-    page.get_by_role("link", name="Compare with").click()
+    page = open_page(f"{shared.url}/compare?run={BF16}")
     expect(page.locator("h1")).to_have_text("Compare runs")
     expect(page).to_have_title("Compare runs · gradcanary")
     expect(page.locator("#ways [aria-current]")).to_have_text("Compare")
@@ -63,6 +61,11 @@ def test_two_runs_are_chosen_and_held_against_each_other(
         names, colours, dashes = zip(*drawn(page, figure), strict=True)
         assert (names, len({*colours}), len({*dashes})) == (("A", "B"), 2, 2)
     expect(page.locator("#compare-stat .annotation-text", has_text="A #").last).to_be_attached()
+    # What differs between their configurations is on top; the rest is folded.
+    rows = page.locator(".setup tbody tr:not(.section)")
+    expect(rows.filter(visible=True)).to_have_text(["weight decay0.010", f"--name{BF16}{FP32}"])
+    page.locator(".setup summary", has_text="values the same in both runs").click()
+    expect(rows.filter(has_text="--batch")).to_have_text("--batch8")
     figure = page.locator("figure.plotted", has=page.locator("#compare-stat"))
     figure.hover()
     with page.expect_download() as picture:
@@ -83,6 +86,37 @@ def test_two_runs_are_chosen_and_held_against_each_other(
     assert all("lora_A" in name for name in rows.locator("button").all_inner_texts()[:18])
     page.locator("#differences-rest summary").click()
     expect(page.locator("#differences-rest li")).to_have_text([scenes.HOSTILE])
+
+
+def test_another_run_stands_beside_a_run(shared: Any, pair: object, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{shared.url}/runs/{BF16}")
+    await_figures(page)
+    expect(page.locator("#vs-heatmap")).to_be_hidden()
+    page.get_by_label("Compare with another run").select_option(FP32)
+    expect(page.locator("#vs h3")).to_have_text(f"vs {FP32}")
+    expect(page.locator("#vs")).to_contain_text("No open incident in 85")
+    page.wait_for_selector("#vs-heatmap .heatmaplayer image")
+    layout = "(id) => document.querySelector(`#${id} .js-plotly-plot`).layout"
+    own, other = (page.evaluate(layout, name) for name in ("heatmap", "vs-heatmap"))
+    assert own["xaxis"]["range"] == other["xaxis"]["range"]
+    assert other["meta"]["layers"][other["meta"]["chosen"]] == page.locator("#trend-title").inner_text()
+    assert [(name, dash) for name, _, dash in drawn(page, "trend")] == [("this run", None), ("vs", "dash")]
+    legend = page.locator(".panel[data-key=loss] .line .name")
+    expect(legend).to_have_text(["this run", FP32])
+    assert "dash" in [dash for _, _, dash in drawn(page, "loss")]
+
+    page.reload()
+    expect(page.locator("#vs-runs")).to_have_value(FP32)
+    page.get_by_role("link", name="Full comparison").click()
+    expect(page.locator(".compared-runs tbody th")).to_contain_text([BF16, FP32])
+    page.go_back()
+    page.get_by_role("button", name="Remove").click()
+    expect(page.locator("#vs-heatmap")).to_be_hidden()
+    expect(page.locator("#vs-runs")).to_have_value("")
+    expect(legend).to_have_count(0)
+    assert query(page) == {}
+    page.goto(f"{shared.url}/runs/{BF16}?vs=no-such-run")
+    expect(page.locator("#vs")).to_contain_text("The collector knows no run no-such-run.")
 
 
 def test_a_step_takes_as_long_as_most_of_them(shared: Any, open_page: Callable[..., Page]) -> None:
@@ -109,7 +143,9 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     # One pointer in all figures.
     page.mouse.move(*place(page, "compare-loss", 0.5, 0.5))
     page.mouse.move(*place(page, "compare-loss", 0.51, 0.5))
-    expect(page.locator(".crosshair:not([hidden])")).to_have_count(4)
+    expect(page.locator(".crosshair:not([hidden])")).to_have_count(
+        len(FIGURES) + 1
+    )  # and in the empty one of total norms
     expect(page.locator("#compare-loss .hoverlayer")).to_contain_text("B  ")
     for figure in set(FIGURES) - {"compare-loss"}:
         expect(page.locator(f"#{figure} .crosshair")).to_have_text(re.compile(r"A \S+ · B \S+$"))
@@ -150,7 +186,7 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
         page.locator("#compare-csv").click()
     assert taken.value.suggested_filename == f"compare-{BF16}-{FP32}-norm.csv"
     heads = taken.value.path().read_text().splitlines()[0].split(",")
-    costs = ("loss", "peak_memory_bytes", "step_time_s")
+    costs = ("loss", "lr0", "peak_memory_bytes", "step_time_s")
     told = [f"{run} {what}" for run in (BF16, FP32) for what in (f"norm {layer}", *costs)]
     assert heads == ["steps since the first of each run", *told]
     with page.expect_download() as taken:

@@ -59,7 +59,7 @@ def picture(page: Page) -> Any:
             return {
                 rows: plot("heatmap").layout.meta.layers,
                 heatmap: numbers("heatmap"), trend: numbers("trend"), loss: numbers("loss"),
-                verdict: document.querySelector("h1").textContent,
+                verdict: document.querySelector("[data-verdict]").textContent,
                 tiles: Array.from(document.querySelectorAll(".tile .value"), (tile) => tile.textContent),
                 layers: document.querySelector("#layer-rows").textContent,
                 incidents: document.querySelector("#incidents").textContent,
@@ -75,19 +75,18 @@ def is_no_news(answer: Response) -> bool:
 @pytest.mark.smoke
 def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(watched.url)
-    expect(page.locator(".run h2 a")).to_have_count(2)
-    expect(page.locator(".banner")).to_contain_text(RUN)
-    collapsed = page.locator(".run", has_text=RUN)
-    expect(collapsed.locator(".badge")).to_have_text("critical")
-    expect(collapsed.locator(".counts .value")).to_have_text("18 / 84")
-    expect(collapsed).to_contain_text("bfloat16")
+    expect(page.locator(".run .of-name > a")).to_have_count(2)
+    collapsed = page.locator(".attention .run", has_text=RUN)
+    expect(collapsed.locator(".badge")).to_contain_text("collapse18 of 84critical: ")
+    expect(collapsed.locator(".of-sums")).to_have_text("bf16")
     expect(page.locator(".run", has_text="lora-quiet")).to_contain_text("finished")
     page.keyboard.press("/")
     page.keyboard.type("QUIET")
-    expect(page.locator(".run h2 a")).to_have_text(["lora-quiet"])
-    page.locator(".run h2 a").click()
+    expect(page.locator(".run .of-name > a")).to_have_text(["lora-quiet"])
+    page.locator(".run .of-name > a").click()
     expect(page).to_have_url(f"{watched.url}/runs/lora-quiet")
-    expect(page.locator("h1")).to_contain_text("No open incident in 12 parameters")
+    expect(page.locator("h1")).to_have_text("lora-quiet")
+    expect(page.locator("[data-verdict=quiet]")).to_have_text("OKNo open incident in 12 parameters")
 
 
 def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_page: Callable[..., Page]) -> None:
@@ -95,9 +94,10 @@ def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_pag
     session.send(scenes.quiet(steps=20, blocks=1))
     session.end("detached").raise_for_status()
     page = open_page(collector.url)
-    state = page.locator(".run > .state")
+    state = page.locator(".run .state")
     expect(state).to_have_text("detached")
-    needed, room = state.evaluate("state => [state.scrollWidth, state.clientWidth]")
+    expect(state).to_have_attribute("title", "detached")
+    needed, room = page.locator(".run .of-state").evaluate("state => [state.scrollWidth, state.clientWidth]")
     assert needed <= room
 
 
@@ -105,8 +105,10 @@ def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_pag
 def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url)
     expect(page).to_have_title(f"{RUN} · gradcanary")
-    expect(page.locator("h1")).to_contain_text("18 of 96 parameters")
-    expect(page.locator("h1")).to_contain_text("; the loss")
+    expect(page.locator("h1")).to_have_text(RUN)
+    verdict = page.locator("[data-verdict=critical]")
+    expect(verdict.locator(".badge")).to_have_text("collapse \N{MIDDLE DOT} 18 of 96")
+    expect(verdict).to_contain_text("; the loss")
     heard = page.locator("main [aria-live=polite]", has_text="parameters collapsed")
     # Without what changes with each step.
     expect(heard).to_have_text("18 of 96 parameters collapsed at steps 249 to 255")
@@ -145,7 +147,7 @@ def test_a_red_row_that_layers_share_leads_to_the_one_that_fell(shared: Any, ope
 
 def test_a_page_loads_only_a_third_of_plotly(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
-    page.locator(".run h2 a", has_text=RUN).click()
+    page.locator(".run .of-name > a", has_text=RUN).click()
     for load in (None, page.reload):
         if load:
             load()
@@ -271,7 +273,7 @@ def test_before_the_first_run_the_page_says_how_to_get_one(collector: Any, open_
     expect(page.locator(".copy").nth(1)).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "import gradcanary\ngradcanary.watch()\n"
     scenes.send(collector.url, RUN, scenes.quiet(steps=80, blocks=4))
-    expect(page.locator(".run h2 a")).to_have_text([RUN])
+    expect(page.locator(".run .of-name > a")).to_have_text([RUN])
 
 
 def test_the_theme_follows_the_system_and_remembers_the_switch(shared: Any, open_page: Callable[..., Page]) -> None:
@@ -331,7 +333,7 @@ def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
     page = open_run(open_page, pages)
     watched.stop()
     expect(page.locator("#outage")).to_contain_text(f"The collector at {watched.url} does not answer")
-    expect(page.locator("h1")).to_contain_text("18 of 84 parameters")
+    expect(page.locator("[data-verdict]")).to_contain_text("18 of 84 parameters")
     late = open_page(f"{pages}/runs/{RUN}")
     expect(late.locator("#outage")).to_contain_text("does not answer")
     expect(late.locator("#trend .main-svg").first).to_be_attached()
@@ -348,13 +350,13 @@ def test_a_page_that_is_asked_for_while_the_server_is_away_is_there_when_it_is_b
     watched: Any, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:
     page = open_page(watched.url)
-    link = page.locator(".run h2 a", has_text=RUN)
+    link = page.locator(".run .of-name > a", has_text=RUN)
     expect(link).to_be_visible()
     watched.kill()
     link.click()
     expect(page.locator("#offline")).to_be_visible()
     watched.start()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("layers collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("parameters collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     page.wait_for_selector(IMAGE)
     complaints.clear()
@@ -368,7 +370,7 @@ def test_a_page_that_loads_as_the_server_goes_away_is_filled_when_it_is_back(
     page.goto(f"{watched.url}/runs/{RUN}")
     expect(page.locator("#offline")).to_be_visible()
     page.unroute("**/_dash-update-component*")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("layers collapsed")
+    expect(page.locator("[data-verdict]")).to_contain_text("parameters collapsed")
     expect(page.locator("#offline")).to_be_hidden()
     complaints.clear()
 
@@ -401,7 +403,7 @@ def test_the_page_says_when_its_own_server_is_gone(
     expect(page.locator("#offline")).to_be_hidden()
     scenes.send(watched.url, "another", scenes.quiet(steps=40, blocks=1))
     page.locator(".crumbs").get_by_role("link", name="Runs").click()
-    expect(page.locator(".run h2 a")).to_have_count(3)
+    expect(page.locator(".run .of-name > a")).to_have_count(3)
     complaints.clear()
 
 

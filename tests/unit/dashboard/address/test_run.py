@@ -18,12 +18,13 @@ TEXTS = st.none() | st.text(min_size=1, max_size=60).filter(lambda t: t.isprinta
 CHOSEN = st.fixed_dictionaries({key: st.sampled_from(allowed) for key, allowed in CHOICES.items()})
 
 
-@given(RUNS, TEXTS, TEXTS, TEXTS, STEPS, STEPS, STEPS, CHOSEN)
+@given(RUNS, TEXTS, TEXTS, TEXTS, TEXTS, STEPS, STEPS, STEPS, CHOSEN)
 def test_an_address_says_the_same_when_it_is_read_again(
     run: str,
     layer: str | None,
     rows: str | None,
     metrics: str | None,
+    vs: str | None,
     first: int | None,
     last: int | None,
     incident: int | None,
@@ -31,7 +32,7 @@ def test_an_address_says_the_same_when_it_is_read_again(
 ) -> None:
     if first is not None and last is not None:
         first, last = sorted((first, last))
-    view = View(layer, first, last, incident, rows, metrics=metrics, **chosen)
+    view = View(layer, first, last, incident, rows, metrics=metrics, vs=vs, **chosen)
     address = urlsplit(run_url(run, view))
     assert parse("?" + address.query) == view
     assert registry.find(address.path) == (registry.RUN, {"run": run})

@@ -1,13 +1,14 @@
 """What a page says first about a run or a layer."""
 
 import json
+from typing import Any
 
 import pytest
 
 from gradcanary_dashboard.address.run import View
-from gradcanary_dashboard.analysis.verdict import NO_STEP, Verdict, of_layer, verdict
-from gradcanary_dashboard.components import incident_card, notes
-from support.api_answers import incident, layer, run, session, text_of
+from gradcanary_dashboard.analysis.verdict import NO_STEP, Verdict, label, of_layer, verdict
+from gradcanary_dashboard.components import incident_card
+from support.api_answers import incident, layer, run, text_of
 
 
 def test_an_open_incident_speaks_first() -> None:
@@ -46,6 +47,23 @@ def test_a_crash_with_an_incident_is_said_once() -> None:
     assert known == Verdict("critical", headline)
 
 
+@pytest.mark.parametrize(
+    ("changes", "incidents", "words"),
+    [
+        ({"open_incidents": [31], "worst": "critical"}, [incident()], "collapse \N{MIDDLE DOT} 1 of 2"),
+        ({"open_incidents": [31], "worst": "critical"}, [incident(counts={"firing": 0, "layers": 2})], "collapse"),
+        ({"severity_at_end": "warning", "state": "finished"}, [incident(state="ended", severity="warning")], "1 of 2"),
+        ({"state": "crashed", "severity_at_end": "information"}, [incident(severity="information")], "crashed"),
+        ({"open_incidents": [31], "worst": "critical"}, [], "incident"),
+        ({}, [incident(state="resolved")], "OK"),
+        ({"step": None}, [], "waiting"),
+    ],
+)
+def test_a_label_has_the_rule_and_the_count(changes: dict[str, Any], incidents: list[Any], words: str) -> None:
+    told = label(verdict(run(**changes)), incidents)
+    assert told.endswith(words)
+
+
 def test_incident_closed_by_the_end_of_a_run_is_not_called_resolved() -> None:
     ended = incident(state="ended", resolution="run_finished", resolved_step=99)
     assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 ended"
@@ -71,13 +89,10 @@ def test_a_run_that_ended_without_a_step_does_not_wait(layers: int) -> None:
         assert verdict(run(state=state, step=None, layers=layers)).tone == "waiting"
 
 
-def test_layers_and_launches_wait_for_a_step_only_while_the_run_lives() -> None:
+def test_a_layer_waits_for_a_step_only_while_the_run_lives() -> None:
     unmeasured = layer(0, absmax=None, norm=None, step=None, state=None)
     assert of_layer(unmeasured, [], has_ended=True) == Verdict("information", "Nothing was measured of this parameter")
     assert of_layer(unmeasured, [], has_ended=False).tone == "waiting"
-    for state, words in (("finished", "no step"), ("crashed", "no step"), ("live", "no step yet")):
-        cards = text_of(notes.cards(run(sessions=[session(1, None, None, state=state)])))
-        assert f"Launch 1, {state}: {words};" in cards
 
 
 def test_a_layer_that_fires_tells_since_when_and_how_far_it_fell() -> None:

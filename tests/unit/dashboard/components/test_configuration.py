@@ -1,11 +1,11 @@
-"""The configuration of a run: one line for groups that are alike, changes with both values, the rest folded."""
+"""What ran: facts and changes unfolded, the rest folded; one line for groups that are alike."""
 
 from typing import Any
 
 import pytest
 
 from gradcanary_dashboard.components import configuration
-from support.api_answers import run, text_of
+from support.api_answers import layer, run, session, text_of
 
 ENVIRONMENT = {
     "command": "python train.py --lr 1e-3 --token ***",
@@ -34,12 +34,22 @@ FIRST = (
 )
 
 
-def shown(*launches: dict[str, Any]) -> str:
-    return text_of(configuration.cards(run(launches=list(launches))))
+def shown(*launches: dict[str, Any], **changes: Any) -> str:
+    return text_of(configuration.overview(run(launches=list(launches), **changes), [layer(0)]))
 
 
-def test_unknown_configuration_has_no_card() -> None:
-    assert configuration.cards(run(launches=[launch()])) == []
+def test_without_a_program_only_times_and_launches_are_shown() -> None:
+    words = shown(launch(), sessions=[session(1, 0, 9)])
+    assert "Details" not in words
+    assert not any(name in words for name in ("Host", "Commit", "Optimizer"))
+    assert "Launches" in words
+
+
+def test_times_optimizer_and_micro_steps_are_unfolded() -> None:
+    rates = [{"name": f"lr{group}", "tags": {}, "last": rate} for group, rate in enumerate((2e-5, 2e-5, 1e-6))]
+    words = shown(launch(*FIRST), last_seen="2026-11-20T12:05:00Z", metrics=rates).partition("Summary")[0]
+    for part in ("2 h 5 min", "AdamW, weight_decay 0.01", "2e-5, 1e-6", "8 a step"):
+        assert part in words
 
 
 def test_groups_with_the_same_settings_share_a_line() -> None:
@@ -56,21 +66,46 @@ def test_change_has_both_values_and_its_steps() -> None:
     assert "Steps 1,100 to 1,200: weight_decay of groups 0 and 2, 0.01 to 0.1" in words
 
 
-def test_program_and_machine_are_shown() -> None:
-    words = shown(launch(environment=ENVIRONMENT))
-    for part in ("--token ***", "Git commit 4f2a1c9b7e, with changes", "2 x NVIDIA H100", "torch: 2.13.0", "812"):
-        assert part in words
+def test_program_and_machine_are_shown_short_and_in_full() -> None:
+    unfolded, _, folded = shown(launch(environment=ENVIRONMENT)).partition("Summary")
+    for part in ("--token ***", "4f2a1c9b7e, with changes", "2 x NVIDIA H100", "node-7", "torch 2.13.0"):
+        assert part in unfolded
+    for part in (ENVIRONMENT["git_commit"], "torch: 2.13.0", "812"):
+        assert part not in unfolded
+        assert part in folded
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("/opt/venv/bin/python /home/ada/train.py --lr 1", "python train.py --lr 1"),
+        ("train.py --data=/big/set", "train.py --data=/big/set"),
+        ("python a.py " + 200 * "x", "python a.py " + 148 * "x" + r" \u2026"),
+        ("train", "train"),
+    ],
+)
+def test_a_command_is_shown_without_folders_and_copied_whole(command: str, words: str) -> None:
+    said = shown(launch(environment={**ENVIRONMENT, "command": command}))
+    assert f'"children": "{words}"' in said
+    assert f'"data-copy": "{command}"' in said
 
 
 def test_newest_launch_comes_first_and_earlier_ones_are_folded() -> None:
     first, second = launch(environment={**ENVIRONMENT, "host": "old"}), launch(environment=ENVIRONMENT)
     words = shown(first, second, launch())
-    assert "Configuration of launch 2" in words
     assert words.index("node-7") < words.index("Launch 1") < words.index("old")
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(1e5, "100,000"), (0.9999999, "0.9999999"), (1e-8, "1e-8"), (1e20, "1e20"), ("nan", "nan")]
+    ("sessions", "words"),
+    [
+        ([session(1, None, None, state="finished")], "1, finished: no step;"),
+        ([session(1, None, None, state="crashed")], "1, crashed: no step;"),
+        ([session(1, None, None)], "1, live: no step yet;"),
+        ([session(1, 0, 9999), session(2, 9990, 12_000, every=10)], "1, live: steps 0 to 9,999"),
+        ([session(1, 0, 9999), session(2, 9990, 12_000, every=10)], "10 steps before the end of launch 1"),
+        ([session(1, 0, 9999), session(2, 9990, 12_000, every=10)], "sampled each 10th step; agent 1.0 %"),
+    ],
 )
-def test_value_is_shown_as_it_was_set(value: Any, words: str) -> None:
-    assert configuration.exact(value) == words
+def test_launches_have_their_steps_and_states(sessions: list[dict[str, Any]], words: str) -> None:
+    assert words in shown(sessions=sessions)

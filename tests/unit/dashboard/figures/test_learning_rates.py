@@ -7,10 +7,10 @@ import numpy as np
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes, learning_rates
-from support.api_answers import curve, series_answer
+from support.api_answers import axis, curve, series_answer
 
 STEPS = np.arange(6.0)
-SPAN = axes.Span.of("run", View(), STEPS, 1)
+SPAN = axes.Span.of("run", View(), axis(STEPS))
 
 
 def answer(**values: list[float]) -> dict[str, Any]:
@@ -50,3 +50,11 @@ def test_learning_rates_of_some_groups_are_drawn() -> None:
     found = learning_rates.read(many, Events())
     assert [each.name for each in found] == [f"group {group}" for group in range(len(learning_rates.COLOURS))]
     assert learning_rates.legend(found, learning_rates.groups(many["metrics"]))[-1] == {"text": "35 more groups"}
+
+
+def test_those_of_another_run_are_dashed() -> None:
+    found = learning_rates.read(answer(lr0=[1e-3] * 6), Events())
+    others = learning_rates.read(answer(lr0=[1e-5] * 6, lr1=[1e-4] * 6), Events())
+    drawn = learning_rates.figure(found, SPAN, Events(), others=others)
+    assert [trace["line"].get("dash") for trace in drawn["data"]] == [None, "dash", "dash"]
+    assert drawn["layout"]["yaxis"]["range"][0] < -5

@@ -13,10 +13,10 @@ from gradcanary_dashboard.analysis.arrays import read
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
-from support.api_answers import column, curve
+from support.api_answers import axis, column, curve
 
 STEPS = np.arange(20.0)
-SPAN = axes.Span.of("run", View(), STEPS, 1)
+SPAN = axes.Span.of("run", View(), axis(STEPS))
 NAN = float("nan")
 
 
@@ -34,6 +34,13 @@ def answer(*metrics: dict[str, Any], values: list[float] | None = None) -> dict[
 def drawn(metrics: list[dict[str, Any]], view: View | None = None, values: list[float] | None = None) -> dict[str, Any]:
     (panel,) = metric_figures.of(metrics)
     return metric_figures.draw(panel, answer(*metrics, values=values), SPAN, Events(), view or View())
+
+
+def beside(metrics: list[dict[str, Any]], own: list[dict[str, Any]], values: list[float]) -> dict[str, Any]:
+    """Draw a panel of a run and over it that of another one."""
+    (panel,), (other,) = metric_figures.of(own), metric_figures.of(metrics)
+    over = metric_figures.OtherPanel("other", other, answer(*metrics, values=values), Events())
+    return metric_figures.draw(panel, answer(*own), SPAN, Events(), View(), over)
 
 
 def lines(panel: dict[str, Any]) -> list[dict[str, Any]]:
@@ -246,3 +253,28 @@ def test_lines_that_are_all_switched_off_stay_off() -> None:
     assert "switched off" in found["figure"]["layout"]["annotations"][0]["text"]
     assert [entry["drawn"] for entry in found["legend"]] == [False] * 3
     assert len(lines(drawn(hosts, parse(f"?lines={panel.none},{panel.series[1].ident}")))) == 1
+
+
+@pytest.mark.parametrize("name", ["loss", "lr0", "val/<b>"])
+def test_the_same_metric_of_another_run_is_a_dashed_line_with_a_legend(name: str) -> None:
+    panel = beside([metric(name, 2.0)], [metric(name)], [2.0] * len(STEPS))
+    own, other = lines(panel)
+    assert own["line"].get("dash", "solid") == "solid"
+    assert (other["line"]["dash"], other["name"]) == ("dash", "vs")
+    assert own["line"]["color"] != other["line"]["color"]
+    assert [(each["text"], each["dash"]) for each in panel["legend"]] == [("this run", "solid"), ("other", "dash")]
+    assert read(other["y"])[0] == 2.0
+    assert panel["last"] == ""
+
+
+def test_lines_with_tags_stay_without_those_of_another_run() -> None:
+    tagged = [metric("score", host="a"), metric("score", host="b")]
+    panel = beside([metric("score", 2.0)], tagged, [2.0] * len(STEPS))
+    assert [line["line"]["dash"] for line in lines(panel)] == ["solid", "solid"]
+    assert len(panel["legend"]) == 2
+
+
+def test_the_axis_reaches_the_line_of_another_run() -> None:
+    panel = beside([metric("loss")], [metric("loss")], [1000.0] * len(STEPS))
+    assert panel["figure"]["layout"]["yaxis"]["type"] == "log"
+    assert panel["figure"]["layout"]["yaxis"]["range"][1] > 3
