@@ -16,6 +16,11 @@ def column(values: ArrayLike, dtype: str | None = None) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
+def axis(steps: ArrayLike, bucket_steps: int = 1) -> dict[str, Any]:
+    """The part of an answer that its axis is made of."""
+    return {"bucket_steps": bucket_steps, "steps": column(steps, "float64")}
+
+
 def heatmap_answer(rows: int, columns: int, block: str = "blocks.0") -> dict[str, Any]:
     cells = np.linspace(-7000, -1000, max(1, rows * columns))[: rows * columns].reshape(rows, columns)
     return {

@@ -16,6 +16,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 NO_DATA = -32768
 ZERO = -32767
+NO_GRADIENT = -32766
+NOT_TRAINABLE = -32765
 NONFINITE = 32767
 """Sentinels of the API's cells; everything between is round(1000 * log10 x)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -227,10 +227,7 @@ def _within(answer: Mapping[str, Any], origin: int, name: str, common: Steps | N
     curve = Curve.read(answer, found, Events()).known()
     middle = curve.middle - origin
     there = (middle >= common[0]) & (middle <= common[1])
-    if not there.any():
-        return None
-    columns = {key: getattr(curve, key)[there] for key in ("steps", "low", "mean", "high", "count", "nonfinite")}
-    return replace(curve, **columns)
+    return curve.select(there) if there.any() else None
 
 
 def dtype(told: Mapping[str, str | None] | None) -> str:

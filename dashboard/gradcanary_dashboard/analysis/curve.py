@@ -11,26 +11,25 @@ import numpy.typing as npt
 
 from gradcanary_dashboard.analysis import arrays
 from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Hole
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Buckets of one series: first step; minimum, mean, maximum (NaN = none); numbers of samples and non-finite ones.
+    """Buckets of one series: minimum, mean, maximum (NaN = none); numbers of samples and non-finite ones.
 
     In one that ``is_sparse`` a step without a value is not a hole: it is logged from time to time.
     """
 
-    steps: arrays.Floats
-    bucket_steps: int
+    buckets: Buckets
     low: arrays.Floats
     mean: arrays.Floats
     high: arrays.Floats
     count: npt.NDArray[np.int32]
     nonfinite: npt.NDArray[np.int32]
     holes: Sequence[Hole] = ()
-    every: int = 1
     is_sparse: bool = False
 
     @classmethod
@@ -40,14 +39,13 @@ class Curve:
         low, mean, high = (
             np.where(count > 0, decode(series[key]).astype(np.float64), np.nan) for key in ("min", "mean", "max")
         )
-        bucket = max(1, int(answer["bucket_steps"]))
         broken = decode(series["nonfinite"])
-        return cls(decode(answer["steps"]), bucket, low, mean, high, count, broken, events.holes, events.every)
+        return cls(Buckets.of(answer, events.every), low, mean, high, count, broken, events.holes)
 
     @property
     def middle(self) -> arrays.Floats:
         """The middle step of each bucket."""
-        return self.steps + (self.bucket_steps - 1) / 2
+        return self.buckets.middle
 
     @property
     def is_empty(self) -> bool:
@@ -79,17 +77,20 @@ class Curve:
 
     def known(self) -> Curve:
         """Return the curve without empty buckets."""
-        there = (self.count > 0) | (self.nonfinite > 0)
-        columns = ("steps", "low", "mean", "high", "count", "nonfinite")
-        return replace(self, **{name: getattr(self, name)[there] for name in columns}, is_sparse=True)
+        return replace(self.select((self.count > 0) | (self.nonfinite > 0)), is_sparse=True)
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Curve:
+        """Return the curve with these buckets alone."""
+        columns = ("buckets", "low", "mean", "high", "count", "nonfinite")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
     def pieces(self) -> list[slice]:
         """Return the stretches of buckets with values and without a hole between them."""
         known = np.isfinite(self.low) & np.isfinite(self.high)
         if not known.any():
             return []
-        between = np.diff(self.steps)
-        usual = max(float(self.bucket_steps), float(np.median(between)) if len(between) else 0.0)
+        between, width = np.diff(self.buckets.first), self.buckets.width[:-1]
+        usual = np.maximum(width, np.median(between) if len(between) else 0.0)
         near = between <= (np.inf if self.is_sparse else 1.5 * usual)
         joined = known[1:] & known[:-1] & near & ~self._torn()
         starts = np.flatnonzero(known & ~np.concatenate(([False], joined)))
@@ -101,8 +102,8 @@ class Curve:
 
         A bucket that is wider than the hole has values, but the line must not cross the hole.
         """
-        torn = np.zeros(max(0, len(self.steps) - 1), np.bool_)
         middle = self.middle
+        torn = np.zeros(max(0, len(middle) - 1), np.bool_)
         for hole in self.holes:
             first = max(0, int(np.searchsorted(middle, hole.first, "right")) - 1)
             torn[first : int(np.searchsorted(middle, hole.last, "left"))] = True
@@ -115,4 +116,5 @@ def is_of_samples(answer: Mapping[str, Any], events: Events) -> bool:
     Where the interval changed a bucket may have several; where layers are measured in turns most have none.
     """
     told = [decode(series["count"]) + decode(series["nonfinite"]) for series in answer["series"]]
-    return int(answer["bucket_steps"]) <= events.every and all((each <= 1).all() for each in told)
+    are_single = Buckets.of(answer, events.every).are_single
+    return bool(are_single.all()) and all((each <= 1).all() for each in told)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcanary_dashboard.analysis.arrays import NO_DATA, NONFINITE, ZERO, decode
+from gradcanary_dashboard.analysis.buckets import Buckets, widths
 from gradcanary_dashboard.analysis.launches import Steps
 
 Floats = npt.NDArray[np.float64]
@@ -90,7 +91,7 @@ def stretch(place: int, count: int, common: Steps) -> Steps:
 
 
 def _stretches(answers: Sequence[Mapping[str, Any]], common: Steps) -> int:
-    bucket = max(1, *(int(answer["bucket_steps"]) for answer in answers))
+    bucket = max(width for answer in answers for width in widths(answer))
     return max(1, min(STRETCHES, (common[1] - common[0] + 1) // (FEWEST_BUCKETS * bucket)))
 
 
@@ -104,7 +105,7 @@ def _levels(
     cells[raw == ZERO] = -np.inf
     cells[raw == NONFINITE] = np.inf
     first, last = common
-    middle = decode(answer["steps"]) + (max(1, int(answer["bucket_steps"])) - 1) / 2 - origin
+    middle = Buckets.of(answer).middle - origin
     where = np.clip(np.floor((middle - first) * count / (last - first + 1)), 0, count - 1).astype(np.intp)
     levels = np.full((len(rows), count), np.nan)
     for place in range(count):

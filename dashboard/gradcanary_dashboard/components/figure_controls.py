@@ -12,11 +12,21 @@ from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, WEIGHTS, View
 from gradcanary_dashboard.analysis.clock import Clock
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import Layer
-from gradcanary_dashboard.analysis.stats import STATS, Stat
+from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.figures import palette
 from gradcanary_dashboard.figures.metrics import Panel
 from gradcanary_dashboard.text import numbers
+
+CELLS = {
+    "no-gradient": "no gradient",
+    "zero": "exact 0",
+    "nonfinite": "non-finite",
+    "frozen": "frozen",
+    "unsampled": "not sampled",
+    "no-data": "no data",
+}
+"""The kinds of cells without a value, the loudest first; each has a class in ``gradcanary.css``."""
 
 VALUES = {"min": "min", "mean": "mean", "max": "max"}
 AXES = {"step": "steps", "time": "time"}
@@ -104,47 +114,43 @@ def zoom_bar(page: str, contents: Mapping[str, Any], *, has_clock: bool = True) 
 
 
 def zoom_note(
-    view: View, bucket_steps: int, unit: str, clock: Clock | None = None, *, is_of_samples: bool = False
+    view: View, widths: Sequence[int], unit: str, clock: Clock | None = None, *, is_of_samples: bool = False
 ) -> list[Any]:
-    """Return how many steps one column or point holds, and why there is no axis of time where one was asked for."""
-    size = "single steps" if bucket_steps <= 1 else f"{numbers.integer(bucket_steps)} steps per {unit}"
-    if is_of_samples and bucket_steps > 1:
-        size = f"each sample (every {numbers.integer(bucket_steps)}th step)"
+    """Return how many steps one column or point holds, and why there is no axis of time where one was asked for.
+
+    There are several ``widths`` where the interval of the samples changed.
+    """
+    widest = max(widths)
+    size = "single steps" if widest <= 1 else f"{', then '.join(map(numbers.integer, widths))} steps per {unit}"
+    if is_of_samples and widest > 1:
+        size = f"each sample (every {numbers.integer(widest)}th step)" if len(widths) == 1 else "each sample"
     if view.x == "time" and clock is None:
         return [html.Span("by steps: they are not in the order of time here", className="refusal"), f" · {size}"]
     return [size] if view.is_zoomed else [html.Span("drag to zoom · ", className="hint"), size]
 
 
-def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
-    """Return the colours and their numbers."""
-    meta = figure["layout"].get("meta", {})
-    told = [numbers.scientific(value) for value in meta.get("told", ())]
-    goes_on = bool(told) and meta["ends"][0] < meta["told"][0]
-    zero = palette.WHITE if stat.zero_is_good else palette.BLACK
-    swatches = ((zero, "exact 0"), (palette.NO_DATA, "no data"), (palette.MAGENTA, "non-finite"))
-    return [
-        html.Div(_scale(told, goes_on=goes_on), className="scale"),
-        *(html.Span([html.Span(className="swatch", style={"background": colour}), word]) for colour, word in swatches),
-    ]
-
-
-def _scale(told: Sequence[str], *, goes_on: bool) -> list[html.Span]:
-    """Return the colours between their numbers: on both sides of a threshold, else from the lowest to the highest.
-
-    Of a scale without a threshold values may go on below its colours.
-    """
-    if not told:
+def legend(figure: Mapping[str, Any]) -> list[Any]:
+    """Return the colours of a heatmap over its width, with their numbers, and those of cells without a value."""
+    scale = figure["layout"].get("meta", {}).get("scale")
+    if scale is None:
         return []
-    low, *between, high = told
-    if not between:
-        return [html.Span(f"≤ {low}" if goes_on else low), _ramp("rising"), html.Span(high)]
-    white = f"{between[0]}, the threshold"
-    return [html.Span(f"≤ {low}"), _ramp("below"), html.Span(white), _ramp("above"), html.Span(f"≥ {high}")]
-
-
-def _ramp(side: str) -> html.Span:
-    colours = {"background": palette.GRADIENTS[side]}
-    return html.Span(className=f"ramp {side}", style=colours, **elements.attributes(aria_hidden="true"))
+    solid = {"zero": scale["zero"], "nonfinite": palette.MAGENTA, "no-data": palette.NO_DATA}
+    styles = {kind: {"background": colour} for kind, colour in solid.items()}
+    swatches = [
+        html.Span([html.Span(className=f"swatch cell-{kind}", style=styles.get(kind)), word])
+        for kind, word in CELLS.items()
+    ]
+    shades = ", ".join(f"{colour} {share:.1%}" for share, colour in scale["shades"])
+    ramp = html.Span(className="ramp", style={"background": f"linear-gradient(90deg, {shades})"})
+    ticks = [
+        html.Span(text, className="threshold" if "threshold" in text else "", style={"left": f"{share:.1%}"})
+        for share, text in scale["ticks"]
+    ]
+    margin = figure["layout"]["margin"]
+    return [
+        html.Div(swatches, className="swatches"),
+        html.Div([ramp, *ticks], className="scale", style={"marginLeft": margin["l"], "marginRight": margin["r"]}),
+    ]
 
 
 def _stats(contents: Mapping[str, Any]) -> html.Select:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis.arrays import Floats, encode, read
+from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.clock import Clock
 from gradcanary_dashboard.figures import palette
 from gradcanary_dashboard.text import numbers
@@ -44,10 +45,10 @@ class Span:
     clock: Clock | None = None
 
     @classmethod
-    def of(cls, run: str, view: View, steps: Floats, bucket_steps: int) -> Span:
-        """Return the steps of the view; all steps where the view has none."""
-        first = steps[0] if len(steps) else 0.0
-        last = steps[-1] + bucket_steps - 1 if len(steps) else 1.0
+    def of(cls, run: str, view: View, answer: Mapping[str, Any]) -> Span:
+        """Return the steps of the view; all steps of the answer where the view has none."""
+        buckets = Buckets.of(answer)
+        first, last = (buckets.first[0], buckets.end) if len(buckets.first) else (0.0, 1.0)
         first = first if view.from_step is None else view.from_step
         last = last if view.to_step is None else view.to_step
         return cls(float(first), float(max(last, first)), f"{run}|{view.from_step}|{view.to_step}")
@@ -157,10 +158,3 @@ def plain(text: str) -> str:
 def wrapped(text: str) -> str:
     """Return a sentence for Plotly in lines that fit on a phone."""
     return "<br>".join(map(plain, textwrap.wrap(text, LINE)))
-
-
-def steps_text(steps: Floats, bucket_steps: int, every: int = 1) -> list[str]:
-    """Return ``12,340`` or, for a bucket of several sampled steps, ``12,320 to 12,351``."""
-    if bucket_steps <= every:  # buckets begin at multiples of ``every``: at the one step that is sampled
-        return [numbers.integer(step) for step in steps]
-    return [f"{numbers.integer(step)} to {numbers.integer(step + bucket_steps - 1)}" for step in steps]

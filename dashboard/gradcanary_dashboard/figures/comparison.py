@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from gradcanary_dashboard.address.comparison import ALIGNS, CompareView
 from gradcanary_dashboard.analysis import curve
+from gradcanary_dashboard.analysis.buckets import widths
 from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, CompareData
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Steps
@@ -98,11 +99,11 @@ def _axis(wanted: CompareView) -> str:
 
 
 def bucket(data: CompareData) -> int:
-    return max((int(run.series["bucket_steps"]) for run in data.runs if run.series), default=1)
+    return max((width for run in data.runs if run.series for width in widths(run.series)), default=1)
 
 
 def is_of_samples(data: CompareData) -> bool:
     """Return True if each point of the chosen layer is one sample, at the same interval in all runs."""
     drawn = [(run.series, Events.of(run.run, ())) for run in data.runs if run.series]
-    is_even = len({int(series["bucket_steps"]) for series, _ in drawn}) == 1
+    is_even = len({tuple(widths(series)) for series, _ in drawn}) == 1
     return is_even and all(curve.is_of_samples(*each) for each in drawn)

@@ -197,13 +197,13 @@ def above(curve: Curve, floor: float) -> Curve:
 def envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
     """Return one closed polygon per contiguous piece (a fill between traces would bridge the gaps)."""
     polygons = []
-    half = curve.bucket_steps / 2
     for piece in curve.pieces():
         steps, low, high = curve.middle[piece], curve.low[piece], curve.high[piece]
         if not (high > low).any():
             continue
         if len(steps) == 1:
-            steps, low, high = steps + np.array([-half, half]), np.repeat(low, 2), np.repeat(high, 2)
+            half = curve.buckets.width[piece] / 2
+            steps, low, high = np.concatenate((steps - half, steps + half)), np.repeat(low, 2), np.repeat(high, 2)
         polygons.append(
             {
                 "type": "scatter",
@@ -266,8 +266,8 @@ def _hover(curve: Curve, piece: slice, told: Callable[[float], str]) -> list[lis
         around = f" ({told(low)} to {told(high)})" if low < high else ""
         is_exact = count == 1 and told is numbers.scientific
         texts.append(numbers.exact(mean) if is_exact else told(mean) + around)
-    is_single = (curve.count[piece] <= 1).all()  # after a change of the interval a bucket may have several
-    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
+    are_single = bool((curve.count[piece] <= 1).all())  # after a change of the interval a bucket may have several
+    steps = curve.buckets[piece].words(are_single=are_single)
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 
@@ -283,7 +283,7 @@ def crosses(curve: Curve, height: float) -> list[dict[str, Any]]:
             "x": encode(curve.middle[hit]),
             "y": encode(np.full(int(hit.sum()), height)),
             "marker": {"symbol": "x", "size": 8, "color": palette.MAGENTA},
-            "customdata": axes.steps_text(curve.steps[hit], curve.bucket_steps),
+            "customdata": curve.buckets[hit].words(are_single=False),
             "hovertemplate": "step %{customdata}<br>not finite<extra></extra>",
         }
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,16 @@ import numpy.typing as npt
 
 from gradcanary_dashboard.analysis import arrays
 from gradcanary_dashboard.analysis import launches as run_launches
-from gradcanary_dashboard.analysis.arrays import NO_DATA, NONFINITE, ZERO, decode, encode
+from gradcanary_dashboard.analysis.arrays import (
+    NO_DATA,
+    NO_GRADIENT,
+    NONFINITE,
+    NOT_TRAINABLE,
+    ZERO,
+    decode,
+    encode,
+)
+from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.layers import Layer, worst_first
 from gradcanary_dashboard.analysis.stats import STATS, Stat
@@ -21,13 +31,48 @@ from gradcanary_dashboard.text import numbers as number_text
 
 HEIGHT = (220, 520)
 ROW_PX = 7
+NAMED_ROW_PX, NAME_FONT = 12, 10.5
+"""The height of a row that has its name beside it, and the size of the name."""
+
+MOST_NAMED_PX = 1008
+"""The height up to which each row has its name; of more rows, as many as have room."""
+
+NAME_PX = 5.4
+"""The mean width of a character of a name."""
+
+MOST_NAME = 26
+"""Characters of a name beside its row; a longer one has its middle left out."""
+
 FRAMED_ROWS = 80
-MAX_COLUMNS = 4096
 LABEL_PX = 15
 """The height of a block's label in pixels; labels closer than this would overlap."""
 
+STRIPES = 110
+"""About as many stripes of a hatched row lie side by side."""
+
 BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
+
+NOT_SAMPLED = -32764
+"""The code of a cell without a value in a column with samples: beside those of the API."""
+
+KINDS = {
+    NO_DATA: "no_data",
+    NOT_SAMPLED: "unsampled",
+    NOT_TRAINABLE: "frozen",
+    NO_GRADIENT: "no_gradient",
+    ZERO: "zero",
+    NONFINITE: "nonfinite",
+}
+WORDS = {
+    "no_data": "no data: these steps were not received",
+    "unsampled": "no value: not measured in these steps",
+    "frozen": "frozen: not trainable",
+    "no_gradient": "no gradient: backward did not reach it",
+    "zero": "exact 0",
+    "nonfinite": "not finite: NaN or infinity",
+}
+"""What the pointer reads in a cell without a value, by the kind of it."""
 
 
 def figure(
@@ -36,92 +81,139 @@ def figure(
     selected: int | None,
     events: Events,
     layers: Sequence[Layer] = (),
+    *,
+    names_rows: bool = False,
+    scaled_with: Mapping[str, Any] | None = None,
 ) -> axes.Figure:
     """Return the heatmap; with ``layout.meta`` the page names the cell under the pointer.
 
-    A row of several layers links to the worst of them by the order of the table of ``layers``.
+    A row of several layers links to the worst of them by the order of the table of ``layers``. With ``names_rows`` each
+    row has its name, as in an order in which neighbours are of different blocks; else each block has. Its colours are
+    those of the values here and in ``scaled_with``, the heatmap of another run.
     """
     rows: Sequence[Mapping[str, Any]] = answer["rows"]
     stat = STATS[answer["stat"]]
-    bucket = max(1, int(answer["bucket_steps"]))
-    steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
+    buckets = Buckets.of(answer, events.every)
+    cells = np.array(decode(answer["cells"]))
     if (cells == NO_DATA).all():
         return axes.nothing(span, HEIGHT[0], f"{stat.title}: no value in these steps.")
-    scale, codes = coded(cells, stat, answer["threshold"]["enter"])
+    has_samples = np.isfinite(decode(answer["times"]))
+    cells[(cells == NO_DATA) & has_samples] = NOT_SAMPLED
+    placed = _placed(buckets, cells, span)
+    others = None if scaled_with is None else decode(scaled_with["cells"])
+    scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"], others)
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn = _layout(rows, span, chosen)
-    nobody = run_launches.around(_there(steps, bucket, events), span.first, span.last)
+    known = {layer["layer"]: layer for layer in layers}
+    leads = [RowLink.of(row, known) for row in rows]
+    drawn = _layout(rows, span, chosen, short_names([lead.layer for lead in leads]) if names_rows else [])
+    height = drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]
+    nobody = run_launches.around(_there(buckets, events), span.first, span.last)
     seen = replace(events, holes=[*events.holes, *nobody])
     marked = event_marks.draw(drawn, seen, span, palette.DARK, palette.NO_DATA)
-    value = stat.name if bucket <= events.every else answer["value"]
-    placed = _placed(steps, bucket, codes, scale, span)
     drawn["meta"] = {
-        **_row_link(rows, layers),
-        **_named(steps, bucket, events.every),
-        **_worded(scale),
-        **_clocked(span, placed),
+        **_linked(leads, known if stat.has_threshold else {}),
+        **_steps(buckets, placed),
+        **({} if span.clock is None else {"clock": span.clock.knots()}),
+        "special": {str(code): WORDS[name.removesuffix("_between")] for name, (code, _) in scale.special.items()},
+        "scale": {"shades": scale.shares(), "ticks": _ticks(scale), "zero": scale.zero_colour},
         "chosen": chosen,
-        "value": value,
+        "value": answer["value"],
         "stat": stat.name,
+        "run": answer["run"],
         "events": marked,
-        "bar": color_bar.trace(scale, drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]),
+        "bar": color_bar.trace(scale, height),
     }
-    return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
+    return {"data": [_trace(placed, _hatched(codes, scale, placed, height), scale)], "layout": drawn}
 
 
-def _there(steps: arrays.Floats, bucket: int, events: Events) -> run_launches.Steps:
+def _there(buckets: Buckets, events: Events) -> run_launches.Steps:
     """Return the first and the last step with a column or in a launch."""
-    first, last = int(steps[0]), int(steps[-1]) + bucket - 1
+    first, last = int(buckets.first[0]), int(buckets.end)
     known = run_launches.measured(events.launches) or (first, last)
     return min(first, known[0]), max(last, known[1])
 
 
-def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None) -> dict[str, Any]:
-    """Return the layout, with lines between the blocks and around the chosen row."""
-    height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows)))
-    return {
-        **axes.layout(span, height + axes.MARGIN["t"] + axes.MARGIN["b"], _rows_axis(rows, height)),
-        "shapes": [*_separators(rows), *_outline(chosen, len(rows))],
+def _layout(
+    rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None, names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the layout, with a frame around the chosen row: each row has its name, or each block, with lines between.
+
+    Without ``names`` blocks have the labels.
+    """
+    row_px, most = (NAMED_ROW_PX, MOST_NAMED_PX) if names else (ROW_PX, HEIGHT[1])
+    height = min(most, max(HEIGHT[0], row_px * len(rows)))
+    labels = _row_labels(names, height) if names else _block_labels(rows, height)
+    drawn = {
+        **axes.layout(span, height + axes.MARGIN["t"] + axes.MARGIN["b"], _rows_axis(len(rows), labels)),
+        "shapes": [*([] if names else _separators(rows)), *_outline(chosen, len(rows))],
         "annotations": _pointer(chosen),
         "hovermode": "closest",
     }
+    if names:
+        longest = max((len(text) for _, text in labels), default=0)
+        drawn["margin"] = {**drawn["margin"], "l": max(axes.MARGIN["l"], round(NAME_PX * longest) + 12)}
+        drawn["yaxis"]["tickfont"] = {"size": NAME_FONT}
+    return drawn
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Codes [row, column] and the positions of the columns: their middles, or on a time axis their edges, one more.
+    """Cells [row, column] on the axis: ``edges`` of the columns, one more than columns.
 
-    ``columns`` are the buckets of the columns; -1 is a pause of the training.
+    ``buckets`` are the numbers of the columns' buckets; -1 is a pause of the training, or steps between two buckets.
     """
 
-    x: arrays.Floats
-    codes: npt.NDArray[np.int16]
-    columns: Sequence[int]
+    edges: arrays.Floats
+    cells: npt.NDArray[np.int16]
+    buckets: npt.NDArray[np.intp]
 
 
-def _placed(
-    steps: arrays.Floats, bucket: int, codes: npt.NDArray[np.int16], scale: palette.Scale, span: axes.Span
-) -> Placed:
-    """Return the cells on the axis; a pause is a column without data, as it would widen its neighbour otherwise."""
-    everything = range(len(steps))
+def _placed(buckets: Buckets, cells: npt.NDArray[np.int16], span: axes.Span) -> Placed:
+    """Return the cells on the axis; a pause is a column, as Plotly would widen its neighbour otherwise."""
+    after = buckets.first + buckets.width - 0.5
     if span.clock is None:
-        return Placed(steps + (bucket - 1) / 2, codes, everything)
-    left = span.clock.at(steps)
-    right = np.minimum(span.clock.at(steps + bucket - 0.5), np.append(left[1:], np.inf))
-    apart = np.append(left[1:] - right[:-1] > span.clock.pace * bucket, [False])
-    edges = [edge for place in everything for edge in ((left[place], right[place]) if apart[place] else (left[place],))]
-    columns = [column for place in everything for column in ((place, -1) if apart[place] else (place,))]
-    wide = np.full((len(codes), len(columns)), scale.no_data, np.int16)
-    held = np.array(columns) >= 0
-    wide[:, held] = codes
-    return Placed(np.array([*edges, right[-1]]), wide, columns)
+        left, right, between = buckets.first - 0.5, after, NOT_SAMPLED
+        apart = np.flatnonzero(left[1:] > right[:-1])
+    else:
+        left, between = span.clock.at(buckets.first), NO_DATA
+        right = np.minimum(span.clock.at(after), np.append(left[1:], np.inf))
+        apart = np.flatnonzero(left[1:] - right[:-1] > span.clock.pace * buckets.width[:-1])
+    numbers = np.insert(np.arange(len(left)), apart + 1, -1)
+    wide = np.where(numbers < 0, np.int16(between), cells[:, numbers])
+    return Placed(np.sort(np.concatenate([left, right[apart], right[-1:]])), wide, numbers)
 
 
-def _clocked(span: axes.Span, placed: Placed) -> dict[str, Any]:
-    """Return the data from which the browser finds column and step on a time axis; empty for a step axis."""
-    if span.clock is None:
-        return {}
-    return {"clock": span.clock.knots(), "edges": placed.x.tolist(), "columns": list(placed.columns)}
+def _steps(buckets: Buckets, placed: Placed) -> dict[str, Any]:
+    """Return the first and the last step of each column, None of a pause: the same one where it has one sample."""
+    steps = {"firsts": buckets.first, "lasts": buckets.lasts}
+    return {
+        name: [None if number < 0 else int(values[number]) for number in placed.buckets]
+        for name, values in steps.items()
+    }
+
+
+def _ticks(scale: palette.Scale) -> list[tuple[float, str]]:
+    """Return labels of the colours of values, by their place between the first and the last of them, 0 to 1."""
+    low, high = scale.told[0], scale.told[-1]
+    return [((code - low) / (high - low), text) for code, text in scale.ticks((high - low) / 5)]
+
+
+def _hatched(codes: npt.NDArray[np.int16], scale: palette.Scale, placed: Placed, height: int) -> npt.NDArray[np.int16]:
+    """Return the codes with stripes in cells that are frozen or have no gradient: every other stripe has another code.
+
+    A stripe is as wide as a few narrow columns, or as one that is wider; those of flat rows alternate. It stays where
+    it is as a run grows, until its width doubles: only new columns travel.
+    """
+    middle = (placed.edges[:-1] + placed.edges[1:]) / 2
+    stripe = 2.0 ** round(math.log2((placed.edges[-1] - placed.edges[0]) / STRIPES))
+    across = np.unique(np.floor(middle / stripe), return_inverse=True)[1]
+    is_flat = height < 2 * ROW_PX * len(codes)
+    down = np.arange(len(codes)) // max(1, ROW_PX * len(codes) // height) * is_flat
+    is_between = (across[None, :] + down[:, None]) % 2 == 1
+    drawn = codes.copy()
+    for name in ("frozen", "no_gradient"):
+        drawn[(codes == scale.special[name][0]) & is_between] = scale.special[f"{name}_between"][0]
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -146,46 +238,23 @@ class RowLink:
         return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [worst, *others])
 
 
-def _row_link(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return titles and links of the rows."""
-    known = {layer["layer"]: layer for layer in layers}
-    leads = [RowLink.of(row, known) for row in rows]
+def _linked(leads: Sequence[RowLink], known: Mapping[int, Layer]) -> dict[str, Any]:
+    """Return titles and links of the rows, and the baseline of the layer that each leads to, of those ``known``."""
     return {
         "names": [lead.name for lead in leads],
         "layers": [lead.layer for lead in leads],
         "numbers": [lead.numbers for lead in leads],
+        "baselines": [known[lead.numbers[0]]["baseline"] if lead.numbers[0] in known else None for lead in leads],
     }
 
 
-def _named(steps: arrays.Floats, bucket: int, every: int) -> dict[str, Any]:
-    """Return the data that describe a cell by its column, and the precision of its value."""
-    return {
-        "first": float(steps[0]),
-        "bucket": bucket,
-        "steps": axes.steps_text(steps, bucket, every),
-        "middle": float(steps[0]) + (bucket - 1) / 2,
-        "width": float(steps[1] - steps[0]) if len(steps) > 1 else float(bucket),
-        "digits": 3 if bucket <= every else 2,
-    }
-
-
-def _worded(scale: palette.Scale) -> dict[str, Any]:
-    """Return the special codes, the values at both ends of the scale, and those of the colours."""
-    ends = [10 ** (scale.low / palette.MILLI), 10 ** (scale.high / palette.MILLI)]
-    reached = [10 ** (code / palette.MILLI) for code in scale.told]
-    return {"zero": scale.zero, "no_data": scale.no_data, "nonfinite": scale.nonfinite, "ends": ends, "told": reached}
-
-
-def _trace(placed: Placed, bucket: int, scale: palette.Scale) -> dict[str, Any]:
-    # A lone column has no neighbour to take its width from.
-    width = {"xtype": "scaled", "x0": float(placed.x[0]), "dx": bucket} if len(placed.x) == 1 else {}
+def _trace(placed: Placed, codes: npt.NDArray[np.int16], scale: palette.Scale) -> dict[str, Any]:
     return {
         "type": "heatmap",
-        "z": encode(placed.codes),
-        "x": encode(placed.x),
-        **width,
-        "zmin": scale.no_data,
-        "zmax": scale.nonfinite,
+        "z": encode(codes),
+        "x": encode(placed.edges),
+        "zmin": scale.first,
+        "zmax": scale.last,
         "colorscale": scale.colours(),
         "showscale": False,
         "hoverinfo": "none",
@@ -193,29 +262,12 @@ def _trace(placed: Placed, bucket: int, scale: palette.Scale) -> dict[str, Any]:
     }
 
 
-def regular(
-    steps: arrays.Floats, cells: npt.NDArray[np.int16], bucket_steps: int
-) -> tuple[arrays.Floats, npt.NDArray[np.int16]]:
-    """Return steps without holes: a missing bucket becomes a column without data.
-
-    Plotly stretches a cell to its neighbour, and would draw a gap as measured.
-    """
-    if len(steps) < 2:
-        return steps, cells
-    places = np.round((steps - steps[0]) / bucket_steps).astype(np.int64)
-    spacing = int(np.gcd.reduce(np.diff(places)))
-    places = places // spacing
-    if places[-1] >= MAX_COLUMNS:
-        return steps, cells
-    filled = np.full((cells.shape[0], int(places[-1]) + 1), NO_DATA, np.int16)
-    filled[:, places] = cells
-    return steps[0] + np.arange(filled.shape[1], dtype=np.float64) * bucket_steps * spacing, filled
-
-
-def coded(cells: npt.NDArray[np.int16], stat: Stat, enter: float) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
-    """Return the colour scale for these cells and the cells with their sentinels moved beside the values."""
-    special = (cells == NO_DATA) | (cells == ZERO) | (cells == NONFINITE)
-    values = np.clip(cells[~special], -30_000, 30_000)
+def coded(
+    cells: npt.NDArray[np.int16], stat: Stat, enter: float, others: npt.NDArray[np.int16] | None = None
+) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
+    """Return the colour scale for these cells and ``others``, and the cells with their sentinels beside the values."""
+    known = np.concatenate([each.ravel() for each in (cells, others) if each is not None])
+    values = np.clip(known[~np.isin(known, list(KINDS))], -30_000, 30_000)
     threshold = round(palette.MILLI * float(np.log10(enter)))
     low, high = (int(values.min()), int(values.max())) if values.size else (threshold, threshold)
     if stat.has_threshold:
@@ -223,22 +275,51 @@ def coded(cells: npt.NDArray[np.int16], stat: Stat, enter: float) -> tuple[palet
     else:
         scale = palette.Scale.rising(low, high, palette.WHITE if stat.zero_is_good else palette.BLACK)
     codes = np.clip(cells, scale.low, scale.high).astype(np.int16)
-    for sentinel, code in ((NO_DATA, scale.no_data), (ZERO, scale.zero), (NONFINITE, scale.nonfinite)):
-        codes[cells == sentinel] = code
+    for sentinel, name in KINDS.items():
+        codes[cells == sentinel] = scale.special[name][0]
     return scale, codes
 
 
-def _rows_axis(rows: Sequence[Mapping[str, Any]], height: int) -> dict[str, Any]:
-    """Return the y axis: the first row on top, a label in the middle of each block."""
+def _rows_axis(rows: int, labels: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    """Return the y axis: the first row on top."""
+    return {
+        "range": [rows - 0.5, -0.5],
+        "tickvals": [place for place, _ in labels],
+        "ticktext": [axes.plain(text) for _, text in labels],
+        "showgrid": False,
+    }
+
+
+def _block_labels(rows: Sequence[Mapping[str, Any]], height: int) -> list[tuple[float, str]]:
+    """Return a label in the middle of each block that has room for one."""
     blocks = [str(row["block"]) for row in rows]
     starts = [index for index, block in enumerate(blocks) if index == 0 or block != blocks[index - 1]]
     labelled = _labelled(list(zip(starts, [*starts[1:], len(rows)], strict=True)), height / max(1, len(rows)))
-    return {
-        "range": [len(rows) - 0.5, -0.5],
-        "tickvals": [_middle(block) for block in labelled],
-        "ticktext": [axes.plain(number_text.short_block(blocks[start])) for start, _ in labelled],
-        "showgrid": False,
-    }
+    return [(_middle(block), number_text.short_block(blocks[block[0]])) for block in labelled]
+
+
+def _row_labels(names: Sequence[str], height: int) -> list[tuple[float, str]]:
+    """Return the names of the rows that have room, the first one above all: the worst."""
+    each = max(1, -(-NAMED_ROW_PX * len(names) // height))
+    return [(float(place), _cut(names[place])) for place in range(0, len(names), each)]
+
+
+def _cut(name: str) -> str:
+    return (
+        name
+        if len(name) <= MOST_NAME
+        else f"{name[: MOST_NAME // 3]}\N{HORIZONTAL ELLIPSIS}{name[-MOST_NAME * 2 // 3 :]}"
+    )
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the components that all of them begin or end with."""
+    parts = [name.split(".") for name in names]
+    most = min(map(len, parts), default=1) - 1
+    begin = next((at for at in range(most) if len({part[at] for part in parts}) > 1), most) if len(names) > 1 else 0
+    most -= begin
+    end = next((at for at in range(most) if len({part[-1 - at] for part in parts}) > 1), most) if len(names) > 1 else 0
+    return [".".join(part[begin : len(part) - end]) for part in parts]
 
 
 def _labelled(blocks: Sequence[tuple[int, int]], row_px: float) -> list[tuple[int, int]]:

@@ -63,7 +63,7 @@ class RunCurve:
         if curve.is_empty:
             return None
         holes = [Hole(hole.first - origin, hole.last - origin, hole.whys, hole.gaps) for hole in events.holes]
-        return cls(place, letter, replace(curve, steps=curve.steps - origin, holes=holes))
+        return cls(place, letter, replace(curve, buckets=curve.buckets.shifted(-origin), holes=holes))
 
     @property
     def colour(self) -> str:

@@ -5,8 +5,10 @@ Text, background and grid are transparent here and coloured by the style sheet: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
+
+from gradcanary_dashboard.text import numbers
 
 RED = "#e03131"
 BLUE = "#1c7ed6"
@@ -22,22 +24,19 @@ OCHRE = "#a67c00"
 BLACK = "#000000"
 NO_DATA = "#9aa1a9"
 WHITE = "#ffffff"
+NO_GRADIENT = ("#ffd400", "#14181d")
+"""The two colours of its stripes: of all cells the loudest, as tape that marks a danger."""
+
+FROZEN = ("rgba(134,142,150,0.5)", "rgba(134,142,150,0.12)")
+"""Those of the calm stripes of what is not trained."""
+
+UNSAMPLED = "rgba(134,142,150,0)"
+"""What was not sampled is the background, which the style sheet colours."""
 
 BELOW = ((0.0, WHITE), (0.4, "#fdd0bc"), (1.0, "#fb7a5a"), (2.0, "#d7301f"), (3.0, "#a00d14"), (4.0, "#7f0a12"))
 ABOVE = ((0.0, WHITE), (0.4, "#d3e5f3"), (1.0, "#9cc8e4"), (2.0, "#4a97cb"), (3.0, "#1f66ad"), (4.0, "#0b3c7d"))
 """(decades from the threshold, colour): white at the threshold, red below, blue above."""
 
-
-def _gradient(stops: Iterable[tuple[float, str]]) -> str:
-    return f"linear-gradient(90deg, {', '.join(f'{colour} {share:.0%}' for share, colour in stops)})"
-
-
-GRADIENTS = {
-    "below": _gradient((1 - decades / BELOW[-1][0], colour) for decades, colour in reversed(BELOW)),
-    "above": _gradient((decades / ABOVE[-1][0], colour) for decades, colour in ABOVE),
-    "rising": _gradient((place / (len(ABOVE) - 2), colour) for place, (_, colour) in enumerate(ABOVE[1:])),
-}
-"""The colours as backgrounds in CSS: on both sides of a threshold, and without one."""
 
 MILLI = 1000
 REACH = 8
@@ -45,7 +44,7 @@ REACH = 8
 one colour."""
 
 BAND = 300
-"""Milli-decades that each colour of a special cell takes beside the range of the values."""
+"""Milli-decades that each colour of a special cell takes beside the range of the values: codes fit into int16."""
 
 
 @dataclass(frozen=True)
@@ -81,33 +80,66 @@ class Scale:
         return (self.ramp[0][0], *white, self.ramp[-1][0])
 
     @property
-    def zero(self) -> int:
-        """Code of an exact zero."""
-        return self.low - BAND
+    def special(self) -> dict[str, tuple[int, str]]:
+        """The code and the colour of each kind of cell without a value; stripes are two of them."""
+        below = (
+            ("no_data", NO_DATA),
+            ("unsampled", UNSAMPLED),
+            ("frozen", FROZEN[0]),
+            ("frozen_between", FROZEN[1]),
+            ("no_gradient", NO_GRADIENT[0]),
+            ("no_gradient_between", NO_GRADIENT[1]),
+            ("zero", self.zero_colour),
+        )
+        codes = {name: (self.low - BAND * (len(below) - place), colour) for place, (name, colour) in enumerate(below)}
+        return codes | {"nonfinite": (self.high + BAND, MAGENTA)}
 
     @property
-    def no_data(self) -> int:
-        """Code of a cell without data."""
-        return self.low - 2 * BAND
+    def first(self) -> int:
+        """The lowest code."""
+        return self.special["no_data"][0]
 
     @property
-    def nonfinite(self) -> int:
-        """Code of a cell with a non-finite value."""
-        return self.high + BAND
+    def last(self) -> int:
+        """The highest code."""
+        return self.special["nonfinite"][0]
 
     def colours(self) -> list[list[float | str]]:
-        """Return Plotly's colour scale from ``no_data`` to ``nonfinite``."""
-        half = BAND // 2
+        """Return Plotly's colour scale from the lowest code to the highest."""
+        half, special = BAND // 2, dict(self.special)
+        nonfinite = special.pop("nonfinite")
+        bands = [(code + side, colour) for code, colour in special.values() for side in (-half, half)]
         stops: list[tuple[int, str]] = [
-            (self.no_data, NO_DATA),
-            (self.no_data + half, NO_DATA),
-            (self.zero - half, self.zero_colour),
-            (self.zero + half, self.zero_colour),
+            *bands,
             (self.low - half, self.ramp[0][1]),
             *self.ramp,
             (self.high + half, self.ramp[-1][1]),
-            (self.high + half, MAGENTA),
-            (self.nonfinite, MAGENTA),
+            (self.high + half, nonfinite[1]),
+            nonfinite,
         ]
-        width = self.nonfinite - self.no_data
-        return [[(code - self.no_data) / width, colour] for code, colour in stops]
+        width = self.last - self.first
+        return [[(max(code, self.first) - self.first) / width, colour] for code, colour in stops]
+
+    def shares(self) -> list[tuple[float, str]]:
+        """Return the colours of values by their place between the first and the last of them, 0 to 1."""
+        low, high = self.told[0], self.told[-1]
+        return [((code - low) / (high - low), colour) for code, colour in self.ramp]
+
+    def ticks(self, room: float) -> list[tuple[int, str]]:
+        """Return labels of both ends, of the threshold, and of the decades between them with so much room."""
+        low, *between, high = self.told
+        goes_on = bool(between) or self.low < low
+        found = [
+            (low, f"≤ {_worded(low)}" if goes_on else _worded(low)),
+            *((code, f"{_worded(code)} threshold") for code in between),
+            (high, f"≥ {_worded(high)}" if between else _worded(high)),
+        ]
+        for decade in range(math.ceil(low / MILLI), high // MILLI + 1):
+            code = MILLI * decade
+            if all(abs(other - code) >= room for other, _ in found):
+                found.append((code, _worded(code)))
+        return found
+
+
+def _worded(code: int) -> str:
+    return numbers.scientific(10 ** (code / MILLI))

@@ -102,7 +102,7 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-moves": figure_controls.reached(comparison_figures.steps(data)),
         "compare-zoom-note": figure_controls.zoom_note(
             replace(wanted.view, x="step"),
-            comparison_figures.bucket(data),
+            [comparison_figures.bucket(data)],
             "point",
             is_of_samples=comparison_figures.is_of_samples(data),
         ),

@@ -12,7 +12,7 @@ from dash import html
 from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import layers
-from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.buckets import widths
 from gradcanary_dashboard.analysis.curve import is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, Stat, phases
@@ -81,7 +81,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
     has_ended = data.run["state"] in numbers.ENDED
     absmax = data.series["absmax"]
     clock = run_data.clock(view, absmax)
-    span = axes.Span.of(f"{run}|{layer['layer']}", view, decode(absmax["steps"]), absmax["bucket_steps"]).timed(clock)
+    span = axes.Span.of(f"{run}|{layer['layer']}", view, absmax).timed(clock)
     mine = {incident["id"] for incident in data.incidents}
     events = Events.of(data.run, [mark for mark in absmax["marks"] if mark["incident"] in mine])
     siblings = layers.siblings(data.layers, layer)
@@ -97,7 +97,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-tiles": _tiles(data),
         "layer-csv": share_bar.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),
         "layer-zoom-note": figure_controls.zoom_note(
-            view, absmax["bucket_steps"], "point", clock, is_of_samples=is_of_samples(absmax, events)
+            view, widths(absmax), "point", clock, is_of_samples=is_of_samples(absmax, events)
         ),
         "layer-reset": not view.is_zoomed,
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),

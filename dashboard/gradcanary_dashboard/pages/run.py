@@ -13,7 +13,7 @@ from gradcanary_dashboard.address.run import View, layer_url
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis import loss as loss_levels
-from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.buckets import widths
 from gradcanary_dashboard.analysis.curve import Curve, is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, phases
@@ -37,7 +37,7 @@ from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
 
 IDLE = "Point at a cell for its value, click it for the parameter's curve, twice for its page."
-"""What stands below the heatmap while no pointer is on it."""
+"""What stands below the heatmap."""
 
 SLOTS = {
     "verdict": "children",
@@ -118,9 +118,13 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
     """Return the contents of every slot but ``vs-runs``; ``search`` is the query of the view."""
     run, has_ended = data.run["run"], data.run["state"] in numbers.ENDED
     clock = run_data.clock(view, data.heatmap)
-    span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
+    span = axes.Span.of(run, view, data.heatmap).timed(clock)
     events = Events.of(data.run, data.heatmap["marks"])
-    drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events, data.layers)
+    chosen = data.layer["layer"] if data.layer else None
+    other = data.other.heatmap if data.other else None
+    drawn = heatmap.figure(
+        data.heatmap, span, chosen, events, data.layers, names_rows=view.order == "worst", scaled_with=other
+    )
     listed, sums = _matching(data, view), accumulators.groups(data.layers)
     rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {
@@ -129,10 +133,10 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "heat-words": f"{STATS[view.stat].title}, every parameter",
         **figure_controls.offered(view, data.layers),
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
-        "legend": figure_controls.legend(drawn, STATS[view.stat]),
+        "legend": figure_controls.legend(drawn),
         "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
         "run-zoom-note": figure_controls.zoom_note(
-            view, data.heatmap["bucket_steps"], "column", clock, is_of_samples=_is_of_samples(data, events)
+            view, widths(data.heatmap), "column", clock, is_of_samples=_is_of_samples(data, events)
         ),
         "run-reset": not view.is_zoomed,
         "run-moves": figure_controls.reached(run_launches.measured(events.launches)),
@@ -155,20 +159,23 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events),
         "vs": static.encode(run_picker.beside(run, data.other.run if data.other else None, view)),
-        "vs-heatmap": _other_heatmap(data.other, span) if data.other else elements.NO_FIGURE,
+        "vs-heatmap": _other_heatmap(data, data.other, span, view) if data.other else elements.NO_FIGURE,
     }
 
 
-def _other_heatmap(other: OtherRun, span: axes.Span) -> axes.Figure:
-    """Return the heatmap of the run beside this one, over the steps of this one."""
+def _other_heatmap(data: RunData, other: OtherRun, span: axes.Span, view: View) -> axes.Figure:
+    """Return the heatmap of the run beside this one: over the same steps, in the same colours."""
     events = Events.of(other.run, other.heatmap["marks"])
-    return heatmap.figure(other.heatmap, span, other.layer["layer"] if other.layer else None, events, other.layers)
+    chosen, names_rows = other.layer["layer"] if other.layer else None, view.order == "worst"
+    return heatmap.figure(
+        other.heatmap, span, chosen, events, other.layers, names_rows=names_rows, scaled_with=data.heatmap
+    )
 
 
 def _is_of_samples(data: RunData, events: Events) -> bool:
     """Return True if a column has one sample, by the counts of the curve: a heatmap has none."""
     drawn = data.series
-    is_as_wide = drawn is not None and drawn["bucket_steps"] == data.heatmap["bucket_steps"]
+    is_as_wide = drawn is not None and widths(drawn) == widths(data.heatmap)
     return drawn is not None and is_as_wide and is_of_samples(drawn, events)
 
 
@@ -264,7 +271,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 html.Div(contents.get("legend"), id="legend", className="legend"),
                 # A double click leads to the layer.
                 elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
-                html.P(IDLE, id="readout", className="readout", **elements.attributes(aria_live="off", data_idle=IDLE)),
+                html.Div(id="readout", className="readout", hidden=True, **elements.attributes(aria_live="off")),
+                html.P(IDLE, className="hint aside"),
                 static.slot("chosen", contents.get("chosen"), tag=html.P, className="chosen-layer"),
                 # Hidden by the style sheet while there is no other run.
                 static.slot("vs", contents.get("vs")),

@@ -55,8 +55,7 @@ def register(server: FastAPI, collector: Collector) -> None:
 def draw_panels(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
     """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
     told, picture = collector.run(run).body, run_data.axis(collector, run, view)
-    steps = decode(picture["steps"])
-    span = axes.Span.of(run, view, steps, picture["bucket_steps"]).timed(run_data.clock(view, picture))
+    span = axes.Span.of(run, view, picture).timed(run_data.clock(view, picture))
     events = Events.of(told, picture["marks"])
     wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]
     beside = _panels_of_other(collector, told, keys, view)

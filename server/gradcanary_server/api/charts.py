@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, select
 
 from gradcanary import wire
-from gradcanary_server.api import runs
+from gradcanary_server.api import cell_states, runs
 from gradcanary_server.api.http import Json, encode_array
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.incidents import service
@@ -53,9 +53,14 @@ Order = Literal["model", "worst", "block"]
 
 NO_DATA = -32768
 EXACT_ZERO = -32767
+WITHOUT_GRADIENT = -32766
+FROZEN = -32765
 ANY_NONFINITE = 32767
-LIMIT = 32766
-"""The largest value of a cell in milli-decades; beyond it are the three codes above."""
+LIMIT = 32760
+"""The largest value of a cell in milli-decades; beyond it are the codes above."""
+
+_EACH_STEP = ("absmax", "norm", "nonfinite")
+"""Stats of each sample: where one is missing, the state of the layer says why. Others are measured in turns."""
 
 _CHUNK_CELLS = 100_000
 """Cells that are merged or encoded together: each takes some 50 bytes meanwhile."""
@@ -207,7 +212,7 @@ class Cells:
         self._has_begun[rows] = True
 
     def encode(self) -> NDArray[np.int16]:
-        """Return int16[rows, buckets]: round(1000 * log10(value)), or one of the three codes."""
+        """Return int16[rows, buckets]: round(1000 * log10(value)), or a code; see :mod:`cell_states` for others."""
         height, width = self._nonfinite.shape
         cells = np.empty((height, width), np.int16)
         share = max(1, _CHUNK_CELLS // max(width, 1))
@@ -308,6 +313,13 @@ def build_heatmap(
     cells = Cells(rows, result.buckets.count, options.value)
     for number, columns in enumerate(slices):
         cells.add(columns, read(number, drawn))
+    encoded = cells.encode()
+    missing = encoded == NO_DATA
+    if stat in _EACH_STEP and missing.any():
+        layers_of = [numbers[list(row.columns)] for row in rows]
+        codes = (WITHOUT_GRADIENT, FROZEN, EXACT_ZERO if stat == "nonfinite" else NO_DATA, NO_DATA)
+        why = cell_states.explain(connection, measurements, result, missing, layers_of)
+        encoded = np.where(missing, np.array(codes, np.int16)[why], encoded)
     return {
         "run": run.name,
         "stat": stat,
@@ -318,7 +330,7 @@ def build_heatmap(
             {"layers": [chosen[column].layer_no for column in row.columns], "name": row.name, "block": row.block}
             for row in rows
         ],
-        "cells": encode_array(cells.encode()),
+        "cells": encode_array(encoded),
         "threshold": {"enter": rules.collapse.enter},
         "gaps": runs.read_gaps(connection, run.run_id),
         "marks": service.incident_marks(connection, run.run_id),
@@ -434,9 +446,11 @@ def _worst_states(state: RuleState, rows: Sequence[Record]) -> list[int]:
 
 
 def _axis(run: Record, buckets: BucketGrid, times: NDArray[np.float64]) -> Json:
+    spans = [{"step": span.first, "bucket_steps": span.width, "every": span.every} for span in buckets.spans]
     return {
         "revision": run.revision,
         "bucket_steps": buckets.width,
+        "spans": spans if len(spans) > 1 else [],
         "steps": encode_array(buckets.steps()),
         "times": encode_array(times),
     }

@@ -217,12 +217,24 @@ class MetricSeries(Envelope):
     tags: dict[str, str]
 
 
+class BucketSpan(TypedDict):
+    """Buckets of one width from a step on, as far as the next span, and the interval of their samples."""
+
+    step: Step
+    bucket_steps: Annotated[int, Field(ge=1)]
+    every: Annotated[int, Field(ge=1)]
+
+
 class Buckets(TypedDict):
-    """Steps in buckets: the first step of each, and its time in unix seconds (NaN: no samples)."""
+    """Steps in buckets: the first step of each, and its time in unix seconds (NaN: no samples).
+
+    ``bucket_steps`` is the width of the narrowest ones; without ``spans`` all have it.
+    """
 
     run: str
     revision: Count
     bucket_steps: Annotated[int, Field(ge=1)]
+    spans: list[BucketSpan]
     steps: Array
     times: Array
 
@@ -269,7 +281,9 @@ class HeatmapRow(TypedDict):
 
 
 class HeatmapShape(Buckets):
-    """int16 ``cells`` [row, bucket]: 1000 log10 x; -32768 no data, -32767 exactly zero, 32767 not finite."""
+    """int16 ``cells`` [row, bucket]: 1000 log10 x; -32768 no data, -32767 exactly zero, -32766 no gradient, -32765 not
+    trainable, 32767 not finite.
+    """
 
     stat: Annotated[str, one_of(*wire.STATS)]
     value: Annotated[str, one_of("min", "mean", "max")]

@@ -1,7 +1,8 @@
 """Queries over a range of steps, as at most n buckets.
 
 Buckets begin at multiples of their width, so that a growing run keeps its picture. They are made of the widest
-aggregates that fit into them, and no minimum is lost.
+aggregates that fit into them, and no minimum is lost. Where a run sampled at several intervals, and a bucket of the
+widest one would merge many samples of the others, the buckets of each interval have a width of their own.
 """
 
 import math
@@ -38,6 +39,9 @@ from gradcanary_server.tsdb.tiles import TILE_LAYERS, TILE_ROWS
 
 Part = TypeVar("Part", StepIndex, SparseAggregates)
 
+Bounds = tuple[int, int]
+"""A first and a last step."""
+
 CELLS = 2**19
 """Aggregates x layers in memory at a time: the memory of a query does not grow with the layers of the run. Runs of up
 to 512 layers are read at once."""
@@ -56,37 +60,69 @@ class StepRange:
 
 
 @dataclass(frozen=True)
-class BucketGrid:
-    """``count`` buckets of ``width`` steps, the first from step ``first * width``."""
+class BucketSpan:
+    """``count`` buckets of ``width`` steps from step ``first`` on, of samples that are ``every`` steps apart."""
 
-    width: int
     first: int
+    width: int
     count: int
+    every: int
+
+    @property
+    def last(self) -> int:
+        """The last step of the last bucket."""
+        return self.first + self.count * self.width - 1
+
+
+@dataclass(frozen=True)
+class BucketGrid:
+    """Buckets in spans: one, or one for each stretch of steps with another interval."""
+
+    spans: tuple[BucketSpan, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(span.count for span in self.spans)
+
+    @property
+    def width(self) -> int:
+        """The width of the narrowest buckets."""
+        return min(span.width for span in self.spans)
 
     def steps(self) -> NDArray[np.float64]:
         """Return the first step of each bucket."""
-        return (self.first + np.arange(self.count, dtype=np.float64)) * self.width
+        parts = [span.first + np.arange(span.count, dtype=np.float64) * span.width for span in self.spans]
+        return np.concatenate(parts)
 
     def indexes(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        return steps // self.width - self.first
+        if len(self.spans) == 1:
+            return (steps - self.spans[0].first) // self.spans[0].width
+        return np.searchsorted(self.steps(), steps, side="right") - 1
 
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """A segment, and the first steps of its aggregates of the level that is read."""
+    """A segment, the width of its buckets, and the aggregates of the level that is read: their first steps, and the
+    steps of their last samples.
+    """
 
     segment: Segment
-    level: int
+    width: int
     starts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
 
-    def split(self, most: int, width: int) -> Iterator[Segment]:
+    @property
+    def level(self) -> int:
+        return self.segment.stream.level_for(self.width)
+
+    def split(self, most: int) -> Iterator[Segment]:
         """Yield segments with about ``most`` aggregates each, cut between buckets, so that no aggregate is cut."""
         segment = self.segment
         reads = np.ones(len(self.starts), np.int64)
         for level in range(self.level, 0, -1):  # aggregates without a tile are made of those of the level below
             reads[self.starts >= segment.stream.end(level)] *= FACTOR
         is_border = np.diff(np.cumsum(reads) // most, prepend=0) > 0
-        borders = np.unique(self.starts[is_border] // width * width)
+        borders = np.unique(self.starts[is_border] // self.width * self.width)
         inner = borders[(borders > segment.begin) & (borders < segment.end)].tolist()
         for begin, end in pairwise([segment.begin, *inner, segment.end]):
             yield replace(segment, begin=begin, end=end)
@@ -122,7 +158,7 @@ class BucketedStats:
         accumulator = _BucketAccumulator(self.buckets.count, width, wanted)
         most = max(1, CELLS // max(TILE_LAYERS, width))
         for part in self.parts:
-            for segment in part.split(most, self.buckets.width):
+            for segment in part.split(most):
                 source = StatSource(reader.view(connection, self.run_id, segment), self.stats, layers, wanted)
                 stored = source.read(part.level, segment.begin, segment.end)
                 accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
@@ -147,11 +183,11 @@ def query(reader: Reader, connection: Connection, run_id: int, stats: Sequence[s
     buckets, indexes = _fit_buckets(reader.segments(connection, run_id, steps.begin, steps.end), steps.points, read)
     times, bits = np.full(buckets.count, np.nan), dict.fromkeys(stats, 0)
     parts: list[SegmentPart] = []
-    for segment, index in indexes:
+    for segment, width, index in indexes:
         np.fmin.at(times, buckets.indexes(index.start), index.time)
         for stat in stats:
             bits[stat] |= int(np.bitwise_or.reduce(index.phases.get(stat, np.zeros(1, np.uint8))))
-        parts.append(SegmentPart(segment, segment.stream.level_for(buckets.width), index.start))
+        parts.append(SegmentPart(segment, width, index.start, index.last))
     phases = {
         stat: tuple(name for bit, name in enumerate(wire.PHASES) if found >> bit & 1) for stat, found in bits.items()
     }
@@ -170,7 +206,7 @@ def query_metrics(
     segments = reader.metric_segments(connection, run_id, steps.begin, steps.end)
     buckets, parts = _fit_buckets(segments, steps.points, read)
     accumulator, times = _BucketAccumulator(buckets.count, len(series), PLANES), np.full(buckets.count, np.nan)
-    for _, part in parts:
+    for _, _, part in parts:
         np.fmin.at(times, buckets.indexes(part.start), part.time)
         for number in np.unique(part.series).tolist():
             one = part.select(part.series == number)
@@ -181,8 +217,8 @@ def query_metrics(
 
 def _fit_buckets(
     segments: Sequence[Segment], points: int, read: Callable[[Segment, int], Part]
-) -> tuple[BucketGrid, list[tuple[Segment, Part]]]:
-    """Return the buckets of some segments, and what ``read`` returns for those with samples, at the buckets' level.
+) -> tuple[BucketGrid, list[tuple[Segment, int, Part]]]:
+    """Return the buckets of some segments, and for those with samples their width and what ``read`` returns.
 
     The buckets depend on the steps, and the level at which steps are read on the buckets: so it may be read twice.
     """
@@ -191,23 +227,105 @@ def _fit_buckets(
     parts = [(segment, part) for segment, part in parts if len(part.start)]
     bounds = [(int(part.first.min()), int(part.last.max())) for _, part in parts]
     buckets = _buckets([segment for segment, _ in parts], bounds, points)
-    if buckets.width != rough.width:
-        parts = [(segment, read(segment, segment.stream.level_for(buckets.width))) for segment, _ in parts]
-    return buckets, parts
+    buckets, widths = _narrow(buckets, parts, points)
+    fitted = []
+    for (segment, part), width in zip(parts, widths, strict=True):
+        level = segment.stream.level_for(width)
+        is_read = level == segment.stream.level_for(rough.width)
+        fitted.append((segment, width, part if is_read else read(segment, level)))
+    return buckets, fitted
 
 
-def _buckets(segments: Sequence[Segment], bounds: Sequence[tuple[int, int]], points: int) -> BucketGrid:
-    """Return the narrowest buckets, at most ``points``, that hold all steps and into which all aggregates fit.
+def _buckets(segments: Sequence[Segment], bounds: Sequence[Bounds], points: int) -> BucketGrid:
+    """Return the narrowest buckets of one width, at most ``points``, that hold all steps and all aggregates.
 
     Their width is a power of two times an interval of at most four times the widest of the segments.
     """
-    width = math.lcm(*(segment.every() for segment in segments))
+    width, every = math.lcm(*(segment.every() for segment in segments)), _widest(segments)
     if not bounds:
-        return BucketGrid(width, 0, 0)
+        return BucketGrid((BucketSpan(0, width, 0, every),))
     low, high = min(begin for begin, _ in bounds), max(end for _, end in bounds)
     while high // width - low // width >= points:
         width *= 2
-    return BucketGrid(width, low // width, high // width - low // width + 1)
+    return BucketGrid((BucketSpan(low // width * width, width, high // width - low // width + 1, every),))
+
+
+def _narrow(
+    buckets: BucketGrid, parts: Sequence[tuple[Segment, Part]], points: int
+) -> tuple[BucketGrid, Sequence[int]]:
+    """Return the buckets, narrower where samples are closer together than the widest interval, and those of each part.
+
+    They are at least half as wide as ``points`` equal ones would be: more cannot be seen beside each other.
+    """
+    intervals = [segment.every() for segment, _ in parts]
+    widest = buckets.width
+    if len(set(intervals)) < 2 or widest > math.lcm(*intervals):
+        return buckets, [widest] * len(parts)
+    stretches = _stretches(parts)
+    least = max(1, (stretches[-1].last - stretches[0].first) // (2 * points))
+    while least < widest:
+        width_of = {interval: min(widest, _doubled(interval, least)) for interval in set(intervals)}
+        narrow = BucketGrid(_spans(stretches, width_of))
+        if narrow.count <= points:
+            return narrow, [width_of[interval] for interval in intervals]
+        least *= 2
+    return buckets, [widest] * len(parts)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Neighbouring samples or aggregates that are ``interval`` steps apart, and their first and last step."""
+
+    interval: int
+    every: int
+    first: int
+    last: int
+
+
+def _stretches(parts: Sequence[tuple[Segment, Part]]) -> list[_Stretch]:
+    """Return the stretches of some parts in the order of steps."""
+    first, last = (np.concatenate([getattr(part, name) for _, part in parts]) for name in ("first", "last"))
+    numbers = np.repeat(np.arange(len(parts)), [len(part.start) for _, part in parts])
+    order = np.argsort(first, kind="stable")
+    intervals = np.array([segment.every() for segment, _ in parts])[numbers[order]]
+    begins: list[int] = np.flatnonzero(np.diff(intervals, prepend=0)).tolist()
+    return [
+        _Stretch(
+            int(intervals[begin]),
+            _widest([parts[number][0] for number in np.unique(numbers[order[begin:end]]).tolist()]),
+            int(first[order[begin]]),
+            int(last[order[begin:end]].max()),
+        )
+        for begin, end in pairwise([*begins, len(order)])
+    ]
+
+
+def _spans(stretches: Sequence[_Stretch], width_of: Mapping[int, int]) -> tuple[BucketSpan, ...]:
+    """Return the buckets of stretches, with these widths by interval; where two of them meet the later one begins."""
+    spans: list[BucketSpan] = []
+    for stretch in stretches:
+        width, every, last = width_of[stretch.interval], stretch.every, stretch.last
+        first = stretch.first // width * width
+        while spans and (first <= spans[-1].first or spans[-1].width == width):
+            before = spans.pop()
+            first, every = min(first, before.first) // width * width, max(every, before.every)
+            last = max(last, before.last)
+        if spans:
+            before = spans[-1]
+            spans[-1] = replace(before, count=min(before.count, -(-(first - before.first) // before.width)))
+        spans.append(BucketSpan(first, width, last // width - first // width + 1, every))
+    return tuple(spans)
+
+
+def _doubled(interval: int, least: int) -> int:
+    """Return an interval, doubled until it has at least so many steps."""
+    while interval < least:
+        interval *= 2
+    return interval
+
+
+def _widest(segments: Sequence[Segment]) -> int:
+    return max((segment.stream.every for segment in segments), default=1) or 1
 
 
 class _BucketAccumulator:

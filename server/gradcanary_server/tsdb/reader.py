@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from gradcanary import wire
@@ -17,7 +18,16 @@ from gradcanary_server.tsdb.log import BatchLog, LoggedBatch
 from gradcanary_server.tsdb.rollup import SparseAggregates
 from gradcanary_server.tsdb.samples import MAX_STEP_EXCLUSIVE, batch_of_tiles, slice_steps
 from gradcanary_server.tsdb.sources import Series, SparseSource, StreamView, metric_steps
-from gradcanary_server.tsdb.tiles import METRIC_STREAM, METRICS, STATE, STEPS, SampleStream, TileStore, read_streams
+from gradcanary_server.tsdb.tiles import (
+    METRIC_STREAM,
+    METRICS,
+    STATE,
+    STEPS,
+    TILE_LAYERS,
+    SampleStream,
+    TileStore,
+    read_streams,
+)
 
 LATEST_SAMPLES = 256
 """Samples that :meth:`Reader.latest` returns: also of a stat that is sampled in turns, they contain every layer."""
@@ -111,6 +121,24 @@ class Reader:
                 yield slice_steps(batch, begin, end)
         for batch in segment.batches:
             yield slice_steps(batch, max(segment.begin, stream.sealed_until), segment.end)
+
+    def states(
+        self, connection: Connection, run_id: int, segment: Segment, step: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Return layers and their states in the sample of a step; none where it is gone."""
+        for batch in segment.batches:
+            row = int(np.searchsorted(batch.columns.steps, step))
+            if row < len(batch.columns.steps) and batch.columns.steps[row] == step:
+                return batch.numbers, batch.columns.state[row]
+        numbers, states = [np.empty(0, np.int32)], [np.empty(0, np.uint8)]
+        stored = self.tiles.read(connection, run_id, segment.stream, (STEPS, STATE), 0, (step, step + 1))
+        rows = {key.part: np.flatnonzero(arrays["steps"] == step) for key, arrays in stored if key.kind == STEPS}
+        for key, arrays in stored:
+            if key.kind == STATE and len(rows[key.part]):
+                found = arrays["plane"][rows[key.part][0]]
+                numbers.append((key.layer_group * TILE_LAYERS + np.arange(len(found))).astype(np.int32))
+                states.append(found)
+        return np.concatenate(numbers), np.concatenate(states)
 
     def latest(self, connection: Connection, run_id: int) -> list[LoggedBatch]:
         """Return the last samples of a run, also of earlier launches if the last one has few, in no order."""

@@ -259,6 +259,27 @@ def test_a_cell_is_told_to_the_last_digit_and_leads_to_its_layer(shared: Any, op
     expect(page.locator(".crumbs .here")).to_have_text(layer)
 
 
+def test_the_worst_rows_have_their_names_and_a_tooltip_says_how_low_they_are(
+    shared: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse?order=worst")
+    names = rows_of(page)
+    labels = page.locator("#heatmap .ytick").all_inner_texts()
+    assert len(labels) == len(names)
+    assert all(name.endswith(f"{label}.weight") for label, name in zip(labels, names, strict=True))
+    point(page, "heatmap", 395, down=0.5 / len(names))
+    told = page.locator("#readout")
+    expect(told.locator("strong")).to_have_text(names[0])
+    expect(told).to_contain_text(re.compile(r"[\d,]+ times below the baseline 0\.\d+"))
+    lines = told.inner_text().split("\n")
+    page.locator("figure.plotted", has=page.locator("#heatmap")).focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#announced")).to_contain_text("times below the baseline")
+    page.keyboard.press("Escape")
+    expect(told).to_be_hidden()
+    assert lines[1].startswith("step 39")
+
+
 def test_keys_on_a_figure_are_not_about_what_a_mouse_rests_on(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, "lora-collapse")
     address, drawn = page.url, page.locator("#trend-title").inner_text()

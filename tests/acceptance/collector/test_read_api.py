@@ -193,7 +193,7 @@ def test_layer_holds_the_series_of_each_of_its_stats(session, read):
                 **{name: series[name] for name in ENVELOPE},
             }
     assert set(found) == {
-        *("run", "layer", "name", "revision", "bucket_steps", "steps", "times", "series", "threshold", "marks")
+        *("run", "layer", "name", "revision", "bucket_steps", "spans", "steps", "times", "series", "threshold", "marks")
     }
 
 
@@ -220,9 +220,9 @@ def test_the_heatmap_in_milli_decades_and_words(session, read):
     cells = decode(found["cells"])
     assert cells.dtype == np.int16
     assert cells.tolist() == [
-        [-3000, -32767, -32766, -3000],
-        [-3000, 32767, 32766, -3000],
-        [-3000, -32768, 301, -3000],
+        [-3000, -32767, -32760, -3000],
+        [-3000, 32767, 32760, -3000],
+        [-3000, -32766, 301, -3000],
     ]
     assert [row["layers"] for row in found["rows"]] == [[0], [1], [2]]
     coarse = read("/heatmap", columns=1, value="max")

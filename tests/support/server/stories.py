@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from support import streams
-from support.server.archives import LAYERS
+from support.server.archives import LAYERS, decoded
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,18 @@ def expected(samples, width, start, layer):
     """What a bucket must hold of a layer: its finite values in float64, and how many are not finite."""
     values = [float(row[layer]) for step, rows in samples.items() if start <= step < start + width for row in rows]
     return [value for value in values if np.isfinite(value)], sum(np.isinf(value) for value in values)
+
+
+def widths_of(answer):
+    """Return the width of each bucket: that of its span, as far as the next one."""
+    starts, uniform = decoded(answer["steps"]), {"step": 0, "bucket_steps": answer["bucket_steps"]}
+    spans = answer["spans"] or [uniform]
+    assert answer["bucket_steps"] == min(span["bucket_steps"] for span in spans)
+    of_span = np.array([span["bucket_steps"] for span in spans])
+    numbers = np.searchsorted([span["step"] for span in spans], starts, side="right") - 1
+    assert (starts % of_span[numbers] == 0).all()
+    ends = np.append([span["step"] for span in spans[1:]], np.inf)[numbers]
+    return np.minimum(of_span[numbers], ends - starts)
 
 
 def assert_counted(line, bucket, samples, width, start, layer, rough):

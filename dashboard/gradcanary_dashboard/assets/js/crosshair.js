@@ -86,8 +86,9 @@
     if (line.hidden) return;
     line.style.cssText = `top: ${top}px; height: ${height}px; transform: translateX(${left + pixel}px)`;
     line.classList.toggle("leftwards", pixel > width * 0.6);
-    const isPointed = at.plot === plot && at.by === "mouse"; // Plotly's own label is there
-    const where = plot.querySelector(".heatmaplayer image") || at.by !== "mouse" ? window.gradcanary.words(at.x) : "";
+    const isHeatmap = Boolean(plot.querySelector(".heatmaplayer image"));
+    const isPointed = at.plot === plot && (isHeatmap || at.by === "mouse"); // its own label is there
+    const where = isHeatmap || at.by !== "mouse" ? window.gradcanary.words(at.x) : "";
     write(line.firstChild, isPointed ? "" : [where, ...valuesOf(plot, found)].filter(Boolean).join(" · "));
   }
 
@@ -138,17 +139,22 @@
   // ---- keys: on a figure that has the focus
 
   function pace(plot) {
-    const { width, clock } = plot.layout.meta || {};
-    if (width && !clock) return width;
     const [begin, end] = rangeOf(plot).map(numeric);
     return lines(plot)[0]?.usual ?? (end - begin) / 200;
+  }
+
+  // The middle of a column of the heatmap that is so many further.
+  function column(plot, x, across) {
+    const edges = pointsOf(plot)[0][0].x;
+    const place = Math.min(edges.length - 2, Math.max(0, last(edges, x) + across));
+    return (edges[place] + edges[place + 1]) / 2;
   }
 
   function moved(plot, across, down) {
     const { names = [], chosen } = plot.layout.meta || {};
     const [begin, end] = rangeOf(plot).map(numeric);
     const before = at?.plot === plot ? at : { x: at ? at.x : (begin + end) / 2, row: chosen || 0 };
-    const x = Math.min(end, Math.max(begin, before.x + across * pace(plot)));
+    const x = Math.min(end, Math.max(begin, names.length ? column(plot, before.x, across) : before.x + across * pace(plot)));
     return { plot, x, row: Math.min(Math.max(0, names.length - 1), Math.max(0, before.row + down)), by: "key" };
   }
 

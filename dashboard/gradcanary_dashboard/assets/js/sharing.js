@@ -59,7 +59,7 @@
         height: plot.clientHeight + above,
         margin: { ...layout.margin, t: layout.margin.t + above },
         paper_bgcolor: paper,
-        plot_bgcolor: paper,
+        plot_bgcolor: layout.meta?.bar ? colour("--unsampled") : paper,
         font: { ...layout.font, color: ink, family: getComputedStyle(document.body).fontFamily },
         xaxis: { ...layout.xaxis, gridcolor: grid },
         yaxis: { ...layout.yaxis, gridcolor: grid },

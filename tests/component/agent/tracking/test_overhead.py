@@ -53,14 +53,15 @@ class Shown:
     def every(self) -> int:
         return self.run["sessions"][0]["every"]
 
-    def sampled(self, first: int, last: int) -> tuple[int, list[int], int]:
-        """Return the width of buckets between two steps, those with samples of a layer, and how many they hold."""
+    def sampled(self, first: int, last: int) -> tuple[list[int], list[int], int]:
+        """Return the widths of buckets between two steps, those with samples of a layer, and how many they hold."""
         span = {"from": first, "to": last, "points": 2000, "layer": "0.weight"}
         answer = self.get(f"{self.path}/series", stat="absmax", **span).json()
         counts = wire.uncolumn("i", answer["series"][0]["count"]["data"])
         steps = wire.uncolumn("d", answer["steps"]["data"])
         held = [int(step) for step, count in zip(steps, counts, strict=True) if count]
-        return answer["bucket_steps"], held, sum(counts)
+        widths = [span["bucket_steps"] for span in answer["spans"] or [answer]]
+        return widths, held, sum(counts)
 
     def points(self, name: str) -> tuple[int, list[float]]:
         """Return how many points a metric has, and the largest ones of its buckets."""
@@ -95,9 +96,11 @@ def test_a_collapse_after_the_interval_has_changed_is_found_and_drawn(module_col
     found = module_collector.get(f"/api/v1/incidents/{incident['id']}").json()
     assert [layer["name"] for layer in found["layers"]] == ["0.weight"]
     assert begun - 1 <= found["layers"][0]["since_step"] < begun + 100
-    assert shown.sampled(0, 999) == (1, list(range(1000)), 1000)
-    width, held, samples = shown.sampled(0, training.taken)
-    assert (width, held) == (100, list(range(0, training.taken, 100)))
+    assert shown.sampled(0, 999) == ([1], list(range(1000)), 1000)
+    widths, held, samples = shown.sampled(0, training.taken)
+    assert widths == sorted(widths), "narrow buckets of the first steps, each sample of the last ones in one"
+    assert widths[-1] == 100
+    assert held[-3:] == list(range(0, training.taken, 100))[-3:]
     assert 1000 + (training.taken - 1000) / 100 < samples < 1000 + (training.taken - 1000) / 2
     heatmap = module_collector.get("/api/v1/runs/auto/heatmap", stat="absmax").json()
     assert -32768 not in wire.uncolumn("h", heatmap["cells"]["data"])

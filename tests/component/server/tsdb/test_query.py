@@ -41,16 +41,37 @@ def test_every_bucket_equals_a_plain_reading(store, story, cut, points):
     stories.send(store, story, cut)
     samples = stories.counted(story)
     answer = json.loads(store.pictures(points))["absmax"]
-    starts, width = decoded(answer["steps"]), answer["bucket_steps"]
-    rough = 0 if width % rollup.FACTOR else ROUGH
+    starts, widths = decoded(answer["steps"]), stories.widths_of(answer)
     assert len(starts) <= points
-    assert starts[0] <= min(samples) < starts[0] + width
-    assert starts[-1] <= max(samples) < starts[-1] + width
-    assert (starts % width == 0).all()
+    assert starts[0] <= min(samples) < starts[0] + widths[0]
+    assert starts[-1] <= max(samples) < starts[-1] + widths[-1]
+    assert (np.diff(starts) >= widths[:-1]).all()
     for layer, series in enumerate(answer["series"]):
         line = {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
-        for bucket, start in enumerate(starts):
+        for bucket, (start, width) in enumerate(zip(starts, widths, strict=True)):
+            rough = 0 if width % rollup.FACTOR else ROUGH
             stories.assert_counted(line, bucket, samples, width, start, layer, rough)
+
+
+@pytest.mark.parametrize(
+    ("points", "widths"), [(2_000, [1, 10, 100]), (600, [2, 10, 100]), (100, [32, 20, 100]), (17, [200])]
+)
+def test_buckets_are_as_narrow_as_the_interval_of_their_samples_allows(store, points, widths):
+    """As of a new run: each of its first steps is sampled, then each tenth one and each hundredth."""
+    store.clear()
+    streamed = [(0, 1, 1000), (1000, 10, 50), (1500, 100, 4)]
+    first = streams.Stream(streams.healthy(1, LAYERS))
+    store.ingest.hello(RUN, "s", wire.dump(first.hello(launch="s")))
+    for seq, (begin, every, count) in enumerate(streamed):
+        stream = streams.Stream(streams.healthy(count, LAYERS), first_step=begin, every=every)
+        store.ingest.batch(RUN, "s", seq, wire.dump(stream.batch(0, count)))
+    answer = json.loads(store.pictures(points))["absmax"]
+    assert [span["bucket_steps"] for span in answer["spans"] or [answer]] == widths
+    assert [span["every"] for span in answer["spans"]] == ([1, 10, 100] if len(widths) > 1 else [])
+    counts = decoded(answer["series"][0]["count"])
+    assert len(counts) <= points
+    assert (counts > 0).all()
+    assert counts.sum() == 1054
 
 
 @quick

@@ -42,7 +42,7 @@ def drawn(store, points, begin, end):
         {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
         for series in answer["series"]
     ]
-    return decoded(answer["steps"]), answer["bucket_steps"], lines
+    return decoded(answer["steps"]), stories.widths_of(answer), lines
 
 
 @pytest.mark.slow
@@ -65,13 +65,13 @@ def test_any_part_equals_a_plain_reading(store, story, keeping, points, parts):
 def assert_plain(store, story, raw_start, points, begin, end):
     """Hold what is drawn of the steps between two, both included, against each sample of them."""
     samples = stories.counted(story, begin or 0, 2**31 if end is None else end, raw_start)
-    starts, width, lines = drawn(store, points, begin, end)
+    starts, widths, lines = drawn(store, points, begin, end)
     assert len(starts) <= points
     if samples:
-        assert starts[0] <= min(samples) < starts[0] + width
-        assert starts[-1] <= max(samples) < starts[-1] + width
+        assert starts[0] <= min(samples) < starts[0] + widths[0]
+        assert starts[-1] <= max(samples) < starts[-1] + widths[-1]
     for layer, line in enumerate(lines):
-        for bucket, start in enumerate(starts.tolist()):
+        for bucket, (start, width) in enumerate(zip(starts, widths, strict=True)):
             stories.assert_counted(line, bucket, samples, width, start, layer, ROUGH)
 
 

@@ -14,6 +14,7 @@ from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Hole
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.figures import axes, curves, heatmap
+from support.api_answers import axis as axis_of
 from support.api_answers import column, curve, heatmap_answer, series_answer
 
 
@@ -65,7 +66,7 @@ def test_no_time_axis_where_steps_are_out_of_order() -> None:
 def test_figures_lie_on_the_axis_of_time() -> None:
     steps = np.arange(40.0)
     told = series_answer(curve([1e-3] * 40, [2e-3] * 40, [3e-3] * 40), steps)
-    span = axes.Span.of("run", View(x="time"), steps, 1).timed(clock_of(steps, 1e9 + steps))
+    span = axes.Span.of("run", View(x="time"), axis_of(steps)).timed(clock_of(steps, 1e9 + steps))
     hole = Hole(10, 12, ("never received",))
     marks = [{"step": 30, "incident": 7, "kind": "fired"}]
     drawn = curves.trend(told, span, STATS["absmax"], Events(marks, holes=[hole]))
@@ -78,19 +79,20 @@ def test_figures_lie_on_the_axis_of_time() -> None:
     assert [shape["x0"] for shape in shapes if shape.get("x0", 0) > 1] == [(1e9 + 30) * 1e3]
     band = next(shape["path"] for shape in shapes if "path" in shape)
     assert band.startswith("M2001-09-09_01:46:49.500000,0")
-    assert axes.Span.of("run", View(), steps, 1).identity != span.identity
+    assert axes.Span.of("run", View(), axis_of(steps)).identity != span.identity
 
 
 def test_a_pause_is_a_column_without_data() -> None:
     told = heatmap_answer(2, 20)
     steps = decode(told["steps"])
-    span = axes.Span.of("run", View(), steps, 32)
+    span = axes.Span.of("run", View(), told)
     plain = heatmap.figure(told, span, None, Events())
     times = 1e9 + steps + np.where(steps >= 320, 5000, 0)
     drawn = heatmap.figure(told, span.timed(clock_of(steps, times)), None, Events())
     meta, codes = drawn["layout"]["meta"], read(drawn["data"][0]["z"])
-    assert meta["columns"] == [*range(10), -1, *range(10, 20)]
-    assert (codes[:, 10] == meta["no_data"]).all()
+    starts = [*range(0, 640, 32)]
+    assert meta["firsts"] == [*starts[:10], None, *starts[10:]]
+    assert {meta["special"][str(code)] for code in codes[:, 10]} == {heatmap.WORDS["no_data"]}
     assert (np.delete(codes, 10, axis=1) == read(plain["data"][0]["z"])).all()
     edges = read(drawn["data"][0]["x"])
     assert len(edges) == codes.shape[1] + 1

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from gradcanary_dashboard.analysis.launches import Hole
 from gradcanary_dashboard.components import notes
 from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import events as event_marks
-from support.api_answers import gap, run, session
+from support.api_answers import axis, gap, run, session
 
 
 def holes(*sessions: dict[str, Any], gaps: tuple[dict[str, Any], ...] = ()) -> list[tuple[int, int]]:
@@ -98,7 +97,7 @@ def test_holes_that_would_be_drawn_upon_each_other_are_told_together() -> None:
 
 
 def span(first: float, last: float) -> axes.Span:
-    return axes.Span.of("run", View(), np.array([first]), int(last - first + 1))
+    return axes.Span.of("run", View(), axis([first], int(last - first + 1)))
 
 
 def test_a_resumed_launch_begins_at_a_marked_line() -> None:

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from gradcanary_dashboard.address.run import View
-from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.components import figure_controls
+from gradcanary_dashboard.figures import axes, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
-from support.api_answers import layer
+from support.api_answers import heatmap_answer, layer
 
 
 def test_only_stats_that_were_measured_can_be_chosen() -> None:
@@ -22,14 +23,19 @@ def test_only_stats_that_were_measured_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stat", "told", "words"),
-    [("absmax", [1e-8, 1e-4, 1.0], ["≤ 1e-8", "1e-4, the threshold", "≥ 1"]), ("norm", [1e-3, 0.4], ["0.001", "0.4"])],
+    ("stat", "words"), [("absmax", ["≤ 1e-8", "1e-4 threshold", "≥ 1", "1e-6", "0.01"]), ("norm", ["1e-7", "0.1"])]
 )
-def test_the_colours_of_a_heatmap_have_their_numbers(stat: str, told: list[float], words: list[str]) -> None:
-    [scale, *swatches] = figure_controls.legend({"layout": {"meta": {"told": told, "ends": told}}}, STATS[stat])
-    assert [part.children for part in scale.children if part.children] == words
-    assert len(swatches) == len(("exact 0", "no data", "non-finite"))
-    assert figure_controls.legend({"layout": {}}, STATS[stat])[0].children == []
+def test_the_colours_of_a_heatmap_have_their_numbers_where_they_are(stat: str, words: list[str]) -> None:
+    answer = {**heatmap_answer(rows=2, columns=2), "stat": stat}
+    drawn = heatmap.figure(answer, axes.Span.of("run", View(), answer), None, Events())
+    swatches, scale = figure_controls.legend(drawn)
+    assert [tick.children for tick in scale.children[1:]][: len(words)] == words
+    if stat == "absmax":
+        assert [tick.style["left"] for tick in scale.children[1:]] == ["0.0%", "50.0%", "100.0%", "25.0%", "75.0%"]
+        assert [tick.children for tick in scale.children if tick.className == "threshold"] == ["1e-4 threshold"]
+    assert scale.style["marginLeft"] == drawn["layout"]["margin"]["l"], "it lies over the columns"
+    assert [swatch.children[1] for swatch in swatches.children] == list(figure_controls.CELLS.values())
+    assert figure_controls.legend({"layout": {}}) == []
 
 
 def test_a_metric_has_a_card_with_room_for_its_figure() -> None:

@@ -31,7 +31,7 @@ def test_labels_have_room_and_colours_rise(scale: palette.Scale, height: int) ->
 def test_the_ends_and_the_threshold_are_named() -> None:
     bar = color_bar.trace(palette.Scale.around(-9_000, -4_000, 0), 520)["marker"]["colorbar"]
     assert bar["ticktext"][:3] == ["≤ 1e-8", "1e-4 threshold", "≥ 1"]
-    assert bar["ticktext"][-3:] == ["no data", "exact 0", "non-finite"]
+    assert bar["ticktext"][-5:] == ["no data", "frozen", "no gradient", "exact 0", "non-finite"]
 
 
 def test_a_scale_without_a_threshold_says_where_values_go_on() -> None:

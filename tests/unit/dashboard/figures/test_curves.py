@@ -17,6 +17,7 @@ from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import figure_controls
 from gradcanary_dashboard.figures import axes, curves, palette
 from gradcanary_dashboard.figures import metrics as metric_figures
+from support.api_answers import axis as axis_of
 from support.api_answers import column, curve, run, series_answer, session
 
 NAN = float("nan")
@@ -25,7 +26,7 @@ ABSMAX = STATS["absmax"]
 
 
 def span_of(steps: list[float], view: View | None = None) -> axes.Span:
-    return axes.Span.of("run", view or View(), np.array(steps, float), 1)
+    return axes.Span.of("run", view or View(), axis_of(steps))
 
 
 def values(typed: dict[str, str]) -> list[float]:
@@ -143,7 +144,7 @@ def test_no_line_is_drawn_over_a_hole_thinner_than_a_point() -> None:
     steps = [0.0, 32, 64, 96]
     answer = series_answer(curve([1e-3] * 4, [2e-3] * 4, [3e-3] * 4), steps, bucket_steps=32)
     events = Events(holes=[Hole(50, 52, ("never received",))])
-    span = axes.Span.of("run", View(), np.array(steps), 32)
+    span = axes.Span.of("run", View(), axis_of(steps, 32))
     drawn = curves.trend(answer, span, ABSMAX, events)
     assert [min(values(polygon["x"])) for polygon in polygons(drawn)] == [15.5, 79.5]  # type: ignore[arg-type]
     line = values(line_of(drawn)["x"])
@@ -168,7 +169,7 @@ def test_a_single_step_is_told_with_every_digit_and_several_with_their_extremes(
     assert single["customdata"][0] == ["0", "6.103516e-7"]
     answer = series_answer(curve([1e-3], [2e-3], [3e-3]), [0.0], bucket_steps=8)
     answer["series"][0]["count"] = column([8], "int32")
-    several = line_of(curves.trend(answer, axes.Span.of("run", View(), np.zeros(1), 8), ABSMAX, QUIET))
+    several = line_of(curves.trend(answer, axes.Span.of("run", View(), axis_of([0], 8)), ABSMAX, QUIET))
     assert several["customdata"][0] == ["0 to 7", "0.002 (0.001 to 0.003)"]
 
 
@@ -187,7 +188,7 @@ def test_the_finest_zoom_of_every_tenth_step_is_said_to_be_that(bucket: int, cou
     events = Events.of(run(sessions=[session(1, 0, 99, every=10)]), [])
     is_single = is_of_samples(answer, events)
     zoomed = View(from_step=0, to_step=99)
-    assert figure_controls.zoom_note(zoomed, bucket, "point", is_of_samples=is_single) == [said]
+    assert figure_controls.zoom_note(zoomed, [bucket], "point", is_of_samples=is_single) == [said]
 
 
 def test_threshold_and_baseline_are_named_on_different_sides() -> None:
@@ -216,5 +217,5 @@ def test_the_layer_of_another_run_is_a_dashed_line_within_the_axis(stat: str) ->
 
 
 def test_a_zoom_reaches_a_single_step() -> None:
-    span = axes.Span.of("run", View(from_step=7, to_step=7), np.arange(9.0), 1)
+    span = axes.Span.of("run", View(from_step=7, to_step=7), axis_of(range(9)))
     assert span.axis()["range"] == [6.5, 7.5]

@@ -12,15 +12,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gradcanary_dashboard.address.run import View
-from gradcanary_dashboard.analysis.arrays import NO_DATA, NONFINITE, ZERO, decode, encode
+from gradcanary_dashboard.analysis.arrays import (
+    NO_DATA,
+    NO_GRADIENT,
+    NONFINITE,
+    NOT_TRAINABLE,
+    ZERO,
+    decode,
+    encode,
+    read,
+)
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Hole
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.components import figure_controls
 from gradcanary_dashboard.figures import axes, heatmap, palette
-from support.api_answers import column, heatmap_answer, layer
+from support.api_answers import axis, column, heatmap_answer, layer
 
-SENTINELS = (NO_DATA, ZERO, NONFINITE)
 CELLS = arrays.arrays(
     np.int16, st.tuples(st.integers(1, 6), st.integers(1, 8)), elements=st.integers(-32768, 32767).map(int)
 )
@@ -34,14 +42,15 @@ def figure_of(
     selected: int | None = None,
     holes: Sequence[Hole] = (),
     layers: Sequence[dict[str, Any]] = (),
+    **chosen: Any,
 ) -> axes.Figure:
-    span = axes.Span.of("run", View(), decode(answer["steps"]), 32)
-    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), layers)
+    span = axes.Span.of("run", View(), answer)
+    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), layers, **chosen)
 
 
 def colour_at(scale: palette.Scale, code: int) -> str:
     """The colour that Plotly gives to a code that sits on a stop."""
-    place = (code - scale.no_data) / (scale.nonfinite - scale.no_data)
+    place = (code - scale.first) / (scale.last - scale.first)
     below = [colour for stop, colour in scale.colours() if float(stop) <= place + 1e-12]
     return str(below[-1])
 
@@ -49,9 +58,9 @@ def colour_at(scale: palette.Scale, code: int) -> str:
 @given(CELLS)
 def test_no_value_looks_like_a_cell_without_one(cells: np.ndarray) -> None:
     scale, codes = heatmap.coded(cells, ABSMAX, 1e-4)
-    for sentinel, code in zip(SENTINELS, (scale.no_data, scale.zero, scale.nonfinite), strict=True):
-        assert ((codes == code) == (cells == sentinel)).all()
-    values = ~np.isin(cells, SENTINELS)
+    for sentinel, kind in heatmap.KINDS.items():
+        assert ((codes == scale.special[kind][0]) == (cells == sentinel)).all()
+    values = ~np.isin(cells, list(heatmap.KINDS))
     assert (codes[values] == np.clip(cells[values], -30_000, 30_000)).all()
 
 
@@ -67,27 +76,102 @@ def test_the_scale_rises_from_no_data_to_non_finite(cells: np.ndarray, stat: str
 def test_white_is_the_threshold_and_nothing_else() -> None:
     scale, _ = heatmap.coded(np.array([[-6200, -2000]], np.int16), ABSMAX, 1e-4)
     assert colour_at(scale, -4000) == palette.WHITE
-    assert colour_at(scale, scale.zero) == palette.BLACK
-    assert colour_at(scale, scale.no_data) == palette.NO_DATA
-    assert colour_at(scale, scale.nonfinite) == palette.MAGENTA
+    assert colour_at(scale, scale.special["zero"][0]) == palette.BLACK
+    assert colour_at(scale, scale.first) == palette.NO_DATA
+    assert colour_at(scale, scale.last) == palette.MAGENTA
     assert [colour for _, colour in scale.colours()].count(palette.WHITE) == 1
     assert scale.told == (-8000, -4000, 0), "where the colours end, also where values go on"
     assert heatmap.coded(np.array([[-9500, 2500]], np.int16), ABSMAX, 1e-4)[0].told == scale.told
 
 
-def test_buckets_that_are_left_out_become_columns_without_data() -> None:
-    steps, cells = heatmap.regular(np.array([0.0, 32, 128]), np.array([[1, 2, 3]], np.int16), 32)
-    assert steps.tolist() == [0, 32, 64, 96, 128]
-    assert cells.tolist() == [[1, 2, NO_DATA, NO_DATA, 3]]
+def test_two_runs_have_the_same_colours() -> None:
+    high, low = heatmap_answer(rows=2, columns=3), heatmap_answer(rows=1, columns=2)
+    low |= {"stat": "norm", "cells": column([[-9000, NO_DATA]], "int16")}
+    high |= {"stat": "norm", "run": "other"}
+    own, other = figure_of(high, scaled_with=low), figure_of(low, scaled_with=high)
+    (one,), (two,) = own["data"], other["data"]
+    assert all(one[key] == two[key] for key in ("zmin", "zmax", "colorscale"))
+    assert own["layout"]["meta"]["scale"] == other["layout"]["meta"]["scale"]
+    assert figure_of(high)["data"][0]["zmin"] != one["zmin"]
+    assert own["layout"]["meta"]["run"] == "other"
 
 
-@given(st.sets(st.integers(0, 40), min_size=1), st.sampled_from([1, 10, 32]))
-def test_every_received_column_stays_at_its_step(buckets: set[int], bucket_steps: int) -> None:
-    received = np.array(sorted(buckets), np.float64) * bucket_steps
-    marks = np.arange(len(received), dtype=np.int16)[None, :]
-    steps, cells = heatmap.regular(received, marks, bucket_steps)
-    assert [cells[0, steps.tolist().index(step)] for step in received.tolist()] == marks[0].tolist()
-    assert (cells[0, ~np.isin(steps, received)] == NO_DATA).all()
+def drawn_cells(drawn: axes.Figure) -> tuple[list[float], np.ndarray]:
+    trace = drawn["data"][0]
+    return read(trace["x"]).tolist(), read(trace["z"])
+
+
+def test_columns_are_as_wide_as_their_buckets_and_steps_between_them_are_not_sampled() -> None:
+    answer = heatmap_answer(rows=1, columns=4)
+    answer["bucket_steps"], answer["steps"] = 2, column([6.0, 8, 100, 200])
+    answer["spans"] = [{"step": 6, "bucket_steps": 2, "every": 1}, {"step": 100, "bucket_steps": 100, "every": 100}]
+    drawn = figure_of(answer)
+    meta, (edges, cells) = drawn["layout"]["meta"], drawn_cells(drawn)
+    assert edges == [5.5, 7.5, 9.5, 99.5, 199.5, 299.5]
+    assert meta["firsts"] == [6, 8, None, 100, 200]
+    assert meta["lasts"] == [7, 9, None, 100, 200], "the last two have one sample each"
+    assert meta["special"][str(cells[0, 2])].startswith("no value")
+    assert drawn["layout"]["xaxis"]["range"] == [5.5, 299.5]
+
+
+def test_each_kind_of_cell_without_a_value_looks_different_and_says_what_it_is() -> None:
+    answer = heatmap_answer(rows=1, columns=7)
+    kinds = [NO_DATA, NO_DATA, NO_GRADIENT, NOT_TRAINABLE, ZERO, NONFINITE, -2000]
+    answer["cells"], answer["times"] = column([kinds], "int16"), column([np.nan, *range(6)], "float64")
+    drawn = figure_of(answer)
+    special, codes = drawn["layout"]["meta"]["special"], drawn_cells(drawn)[1][0]
+    words = [special.get(str(code), "").partition(":")[0] for code in codes]
+    assert words == ["no data", "no value", "no gradient", "frozen", "exact 0", "not finite", ""]
+    assert len(set(codes.tolist())) == len(kinds)
+
+
+@pytest.mark.parametrize("kind", [NO_GRADIENT, NOT_TRAINABLE])
+@pytest.mark.parametrize("columns", [3, 600])
+def test_what_is_not_trained_is_striped_in_columns_of_any_width(kind: int, columns: int) -> None:
+    answer = heatmap_answer(rows=2, columns=columns)
+    answer["cells"] = column(np.full((2, columns), kind), "int16")
+    meta, codes = figure_of(answer)["layout"]["meta"], drawn_cells(figure_of(answer))[1]
+    both = np.unique(codes)
+    assert len(both) == 2
+    assert len({meta["special"][str(code)] for code in both}) == 1
+    changes = (np.diff(codes[0]) != 0).sum()
+    assert changes == 2 if columns == 3 else abs(np.log2(changes / heatmap.STRIPES)) < 0.6
+    more = {**answer, **axis(np.arange(columns + 1) * 32.0, 32), "times": column(np.zeros(columns + 1))}
+    more["cells"] = column(np.full((2, columns + 1), kind), "int16")
+    assert (drawn_cells(figure_of(more))[1][:, :columns] == codes).all(), "of a run that grows new columns travel alone"
+    assert (codes[0] == codes[1]).all()
+    flat = heatmap_answer(rows=60, columns=columns)
+    flat["cells"] = column(np.full((60, columns), kind), "int16")
+    codes = drawn_cells(figure_of(flat))[1]
+    assert (codes[1:] != codes[:-1]).all(axis=1).sum() >= 29
+
+
+def test_each_row_of_the_worst_first_has_the_part_of_its_name_that_differs() -> None:
+    answer = heatmap_answer(rows=3, columns=2)
+    parts = ["2.attn.q.lora_A", "2.attn.q.lora_B", "10.attn.q.lora_A"]
+    for row, part in zip(answer["rows"], parts, strict=True):
+        row["name"] = f"base_model.h.{part}.default.weight"
+    drawn = figure_of(answer, names_rows=True)["layout"]
+    assert drawn["yaxis"]["ticktext"] == parts
+    assert drawn["yaxis"]["tickvals"] == [0, 1, 2]
+    assert drawn["margin"]["l"] > axes.MARGIN["l"]
+    assert drawn["meta"]["names"][2] == "base_model.h.10.attn.q.lora_A.default.weight"
+
+
+def test_of_too_many_rows_those_that_have_room_are_named_the_worst_above_all() -> None:
+    drawn = figure_of(heatmap_answer(rows=400, columns=2), names_rows=True)["layout"]
+    row_px = (drawn["height"] - drawn["margin"]["t"] - drawn["margin"]["b"]) / 400
+    places = drawn["yaxis"]["tickvals"]
+    assert places[0] == 0
+    assert min(after - before for before, after in pairwise(places)) * row_px >= heatmap.NAMED_ROW_PX
+    assert len(places) > 50
+
+
+def test_the_baseline_of_a_row_is_that_of_the_layer_it_leads_to() -> None:
+    layers = [layer(0, baseline=1e-3), layer(1)]
+    answer = heatmap_answer(rows=3, columns=2)
+    assert figure_of(answer, layers=layers)["layout"]["meta"]["baselines"] == [1e-3, None, None]
+    assert figure_of({**answer, "stat": "norm"}, layers=layers)["layout"]["meta"]["baselines"] == [None] * 3
 
 
 def test_the_transport_is_int16() -> None:
@@ -187,7 +271,7 @@ def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:
     cells = np.array([[-3000, -500, ZERO]], np.int16)
     for stat, zero in (("norm", palette.BLACK), ("zero_fraction", palette.WHITE)):
         scale, _ = heatmap.coded(cells, STATS[stat], 1e-4)
-        assert colour_at(scale, scale.zero) == zero
+        assert colour_at(scale, scale.special["zero"][0]) == zero
         assert colour_at(scale, -3000) == palette.ABOVE[1][1]
         assert colour_at(scale, -500) == palette.ABOVE[-1][1]
 
@@ -200,8 +284,8 @@ def test_a_few_tiny_values_leave_the_others_their_colours() -> None:
     answer = {**heatmap_answer(rows=1, columns=3), "stat": "norm"}
     for cells, low in (([-30_000, -3000, -1000], "≤ 1e-9"), ([-9000, -3000, -1000], "1e-9")):
         answer["cells"] = column(np.array([cells]), "int16")
-        legend = figure_controls.legend(figure_of(answer), STATS["norm"])
-        assert legend[0].children[0].children == low
+        _, scale = figure_controls.legend(figure_of(answer))
+        assert scale.children[1].children == low
 
 
 def test_a_hole_is_drawn_over_its_steps_and_told_to_the_pointer() -> None:
@@ -213,5 +297,4 @@ def test_a_hole_is_drawn_over_its_steps_and_told_to_the_pointer() -> None:
 
 def test_a_lone_step_is_as_wide_as_it_is() -> None:
     drawn = figure_of({**heatmap_answer(rows=2, columns=1), "bucket_steps": 1})
-    assert drawn["data"][0]["dx"] == 1
-    assert drawn["layout"]["meta"]["width"] == 1
+    assert read(drawn["data"][0]["x"]).tolist() == [-0.5, 0.5]

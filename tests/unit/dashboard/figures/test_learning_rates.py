@@ -7,10 +7,10 @@ import numpy as np
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes, learning_rates
-from support.api_answers import curve, series_answer
+from support.api_answers import axis, curve, series_answer
 
 STEPS = np.arange(6.0)
-SPAN = axes.Span.of("run", View(), STEPS, 1)
+SPAN = axes.Span.of("run", View(), axis(STEPS))
 
 
 def answer(**values: list[float]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from gradcanary_dashboard.analysis.arrays import read
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
-from support.api_answers import column, curve
+from support.api_answers import axis, column, curve
 
 STEPS = np.arange(20.0)
-SPAN = axes.Span.of("run", View(), STEPS, 1)
+SPAN = axes.Span.of("run", View(), axis(STEPS))
 NAN = float("nan")
 
 
