@@ -66,7 +66,7 @@ benchmarks: $(VENV)-benchmarks/.benchmarks
 
 browser: $(VENV)/.browser
 
-# What the documents show of the pages, into docs/.
+# What the documents show of the pages, into docs/: real trainings on the CPU, in a few minutes.
 screenshots: $(VENV)/.browser
 	$(BIN)/python tests/support/browser/screenshots.py docs --published $(ARGS)
 

@@ -1,8 +1,10 @@
-"""Numbers and counts as words, the same for agent, collector and pages. Standard library only."""
+"""Numbers, counts and names as words, the same for agent, collector and pages. Standard library only."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 NOTHING = "\N{EN DASH}"
 
@@ -40,3 +42,27 @@ def count(items: int, noun: str, verb: tuple[str, str] | None = None) -> str:
 def agree(items: int, verb: tuple[str, str]) -> str:
     """Return the singular or the plural of a pair, as ``("has", "have")``."""
     return verb[0] if items == 1 else verb[1]
+
+
+def shared_ends(names: Iterable[str]) -> tuple[str, str]:
+    """Return the beginning and the end that all names of a model share, in whole parts: ``("model.", ".weight")``.
+
+    Of each name at least one part is left. No short name begins or ends with a number: ``blocks.0``, not ``0``.
+    """
+    parts = [name.split(".") for name in set(names)]
+    if len(parts) < 2:
+        return "", ""
+    last = _count_shared([each[::-1] for each in parts])
+    first = max(0, min(_count_shared(parts), min(map(len, parts)) - 1 - last))
+    named = parts[0]
+    return "".join(f"{part}." for part in named[:first]), "".join(f".{part}" for part in named[len(named) - last :])
+
+
+def _count_shared(names: Sequence[list[str]]) -> int:
+    """Return the number of parts that all names begin with; the next part is in none of them a number."""
+    least, most = min(names), max(names)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False)))
+    shared = min(shared, min(map(len, names)) - 1)
+    while shared and any(each[shared].isdecimal() for each in names):
+        shared -= 1
+    return shared

@@ -11,8 +11,8 @@ from dash import Dash, dcc, html
 from gradcanary_dashboard.components import elements, incident_dialog
 from gradcanary_dashboard.web import assets
 
-# The theme is set before the first paint, or a dark page would flash white. Without a choice the style sheet follows
-# the system. Pages with figures do not wait until there is one (``assets/js/figures.js``).
+# The theme and hidden columns are set before the first paint, or a dark page would flash white. Without a choice the
+# style sheet follows the system. Pages with figures do not wait until there is one (``assets/js/figures.js``).
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -25,6 +25,7 @@ INDEX = """<!DOCTYPE html>
 try {
   const theme = localStorage.getItem("gradcanary-theme");
   if (theme) document.documentElement.dataset.theme = theme;
+  document.documentElement.dataset.hides = localStorage.getItem("gradcanary-columns") || "";
 } catch (error) { /* forbidden */ }
 </script>
 <script>
@@ -33,7 +34,7 @@ FIRST</script>
 (function () {
   var plotly = "/assets/PLOTLY";
   document.documentElement.dataset.plotly = plotly;
-  var hasFigures = /^\\/(runs\\/|compare)/.test(location.pathname);
+  var hasFigures = /^\\/(runs\\/|compare|incidents\\/)/.test(location.pathname);
   var early = document.createElement(hasFigures ? "script" : "link");
   if (hasFigures) Object.assign(early, { id: "plotly", src: plotly, onerror: function () { early.remove(); } });
   else Object.assign(early, { rel: "prefetch", href: plotly });
@@ -64,6 +65,7 @@ KEYS = (
     ("\u2190 \u2192", "On a figure: the crosshair from point to point, read out; with Shift ten"),
     ("\u2191 \u2193", "On the heatmap: the parameter above, below"),
     ("Space Enter", "On the heatmap: the parameter's trend, its page"),
+    ("[ ]", "On an incident: the one before, the one after"),
     ("?", "This list"),
 )
 """The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""

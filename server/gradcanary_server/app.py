@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy.ma  # noqa: F401 -- np.unique imports it at its first call: 20 ms in the middle of a first answer
 from fastapi import FastAPI
@@ -28,12 +29,14 @@ from gradcanary_server.api.middleware import Access, SecurityHeaders
 from gradcanary_server.api.services import Services
 from gradcanary_server.auth import tokens as auth_tokens
 from gradcanary_server.auth.gate import AccessControl
+from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.watchdog import Watchdog
 from gradcanary_server.ingest.admission import IngestPriority
 from gradcanary_server.ingest.service import Ingest
 from gradcanary_server.notify import configured_endpoints
 from gradcanary_server.notify.dispatcher import Dispatcher
 from gradcanary_server.notify.egress import EgressPolicy
+from gradcanary_server.notify.pictures import Pictures
 from gradcanary_server.notify.sender import Sender
 from gradcanary_server.ops.backtests import Backtests
 from gradcanary_server.rules import config_file, layer_config
@@ -99,12 +102,14 @@ def _services(settings: Settings) -> Services:
     ingest = Ingest(database, in_force, sets, log, settings.public_url, shares.states)
     telemetry.SPACING.set_function(lambda: ingest.backpressure.interval_s())
     configured = configured_endpoints.read_configured(settings)
+    measurements = Reader(log, tiles)
+    draw = partial(PictureReader(database, measurements, in_force).draw, hides_silenced=True)
     loops: list[background.BackgroundLoop] = []
     return Services(
         settings=settings,
         rules=in_force,
         database=database,
-        measurements=Reader(log, tiles),
+        measurements=measurements,
         disk_usage=DiskUsage(database),
         ingest=ingest,
         compactor=Compactor(database, log, tiles, ingest.merge_overdue, settings.raw_days),
@@ -113,7 +118,7 @@ def _services(settings: Settings) -> Services:
         priority=IngestPriority(),
         gate=AccessControl(database, settings),
         configured=configured,
-        sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks)),
+        sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks), Pictures(draw)),
         loops=loops,
         registry=operations.create_registry(database, in_force, loops),
     )

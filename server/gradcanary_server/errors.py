@@ -66,6 +66,11 @@ def unknown_run(name: str) -> RequestError:
     return RequestError(404, "unknown_run", f"There is no run {name!r} here.", "run")
 
 
+def unknown_incident(number: int) -> RequestError:
+    """Return the 404 for an unknown incident."""
+    return RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
+
+
 def without_password(url: str) -> str:
     """Return a URL for a message, without the passwords before its host and in its query, also if it is malformed."""
     return _PASSWORD_PARAMETER.sub("", _PASSWORD.sub(r"\1@", url)).rstrip("?&")

@@ -39,6 +39,10 @@ QUESTIONS = {
     "by a word": RunFilter(text="run-009"),
     "live ones": RunFilter(state="live"),
     "by name": RunFilter(sort="name"),
+    "by worst incident": RunFilter(sort="worst"),
+    "by loss": RunFilter(sort="loss"),
+    "that need attention": RunFilter(unacked=True),
+    "all others": RunFilter(unacked=False),
     "archive": RunFilter(archived=True),
 }
 
@@ -162,7 +166,9 @@ def ask_for_incidents(database: Database) -> None:
         ids = add_wide_runs(database, rule, evidence)
 
         def page(connection: Connection, ids: list[int] = ids) -> None:
-            incidents.summaries(connection, ids, "", [])
+            of_ids = select(incident.c.run_id).where(incident.c.incident_id.in_(ids))
+            states = liveness.read_states(connection, connection.scalars(of_ids).all(), NOW, Silent())
+            incidents.summaries(connection, ids, "", incidents.Momentary([], states))
 
         ms, cpu_ms = measure(database, page)
         print(f"| {rule} | {ms:.0f} | {cpu_ms:.0f} |")

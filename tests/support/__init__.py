@@ -5,8 +5,8 @@
 | here | streams, traces, receivers, collectors, databases, waiting: for all suites |
 | ``agent`` | trainings and the collectors that record them |
 | ``server`` | stores, clocks, disks, faults |
-| ``browser`` | Chromium, plots, scenes, screenshots |
-| ``programs`` | scripts that a test starts as a process |
+| ``browser`` | Chromium, plots, scenes, screenshots and their trainings |
+| ``programs`` | scripts that a test or a picture starts as a process |
 """
 
 from pathlib import Path

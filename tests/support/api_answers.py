@@ -100,13 +100,18 @@ def run(**changes: Any) -> dict[str, Any]:
     return {
         "run": "run",
         "state": "live",
+        "created": "2026-11-20T08:00:00Z",
+        "host": "gpu-7",
         "step": 99,
         "last_step_at": "2026-11-20T09:59:58Z",
         "last_seen": "2026-11-20T10:00:00Z",
+        "loss": {"name": "loss", "tags": {}, "last": 0.125},
         "layers": 2,
         "firing": {},
         "below_threshold": 0,
         "worst": None,
+        "worst_incident": None,
+        "unacked": [],
         "accumulators": {"bfloat16": 2},
         "open_incidents": [],
         "headline": "",
@@ -126,10 +131,15 @@ def run(**changes: Any) -> dict[str, Any]:
     }
 
 
+def run_list(*runs: dict[str, Any], following: str | None = None) -> dict[str, Any]:
+    return {"runs": list(runs), "next": following, "threshold": {"enter": 1e-4}}
+
+
 def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
     return {
         "id": number,
         "run": "run",
+        "run_state": "live",
         "rule": "collapse",
         "severity": "critical",
         "state": "open",
@@ -180,7 +190,8 @@ def text_of(component: object) -> str:
 
 
 def member(number: int, **changes: Any) -> dict[str, Any]:
-    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "since_step": 340, "until_step": None}
+    plain = {"layer": number, "name": f"blocks.{number}.lora_A", "block": f"blocks.{number}"}
+    plain |= {"since_step": 340, "until_step": None}
     values = {"value": 6.1e-7, "baseline": 3.1e-3, "siblings": None, "evidence": "fall", "rank": None}
     return {**plain, **values, **changes}
 
@@ -204,4 +215,5 @@ def full(**changes: Any) -> dict[str, Any]:
         "more": "Partners share a factor.\nprint(1)",
     }
     more = {"layers": [member(0), member(1)], "deliveries": [delivery(1)], "likely_cause": cause, "fix": fix}
+    more |= {"previous": None, "next": 32, "names": {"prefix": "", "suffix": ""}}
     return incident(**{**more, "explanation": parts, "opened_step": 359, "since_step": 340, **changes})

@@ -1,10 +1,11 @@
-"""The 20 jobs by name, and the command that runs one: ``python -m words.jobs NAME [--plain FACTS.json]``.
+"""The 20 jobs by name, and the command that runs one: ``python -m words.jobs NAME [--plain FACTS.json] [--run RUN]``.
 
 With ``--plain`` the product is not imported, and the job's own numbers are written to the file.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,19 +42,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="words.jobs", description="Run one job, watched or plain.")
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--plain", type=Path, metavar="FACTS", help="do not watch; write the job's numbers here")
+    parser.add_argument("--run", help="name of the run (default: that of the job)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     log = Log(arguments.plain)
     try:
-        JOBS[arguments.job](ignore if arguments.plain else watch(), log)
+        JOBS[arguments.job](ignore if arguments.plain else watch(arguments.run), log)
     finally:
         log.write()
 
 
-def watch() -> Watch:
+def watch(name: str | None) -> Watch:
+    """Return ``gradcanary.watch``, with another name of the run if one is given."""
     import gradcanary
 
-    return gradcanary.watch
+    def named(*arguments: Any, run: str) -> object:
+        return gradcanary.watch(*arguments, run=name or run)
+
+    return named
 
 
 def ignore(*_: object, **__: object) -> None:

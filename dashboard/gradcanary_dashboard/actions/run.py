@@ -1,29 +1,34 @@
-"""Clicks on the page of a run's settings."""
+"""Clicks that change runs: on the page of a run's settings, and in the list of runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from dash import Dash, Input, Output, State
+from dash import Dash, Input, Output, State, ctx
 from dash.exceptions import PreventUpdate
 
 from gradcanary_dashboard.actions.answers import answer_click
 from gradcanary_dashboard.address.run import run_url
+from gradcanary_dashboard.address.runs import parse
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import DashboardError
 from gradcanary_dashboard.components import forms
 from gradcanary_dashboard.pages.settings import run as run_settings_page
+from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.web.threads import Contents, changing
 
-PATH = State("url", "pathname")
+PATH, CHOSEN = State("url", "pathname"), State("runs-chosen", "data")
 
 
 def register(app: Dash, collector: Collector) -> None:
-    """Register the callbacks of a run's settings."""
+    """Register the callbacks of a run's settings, and of the list of runs."""
     _register_words(app, collector)
     _register_place(app, collector)
     _register_end(app, collector)
+    _register_many(app, collector)
+    _register_tags(app, collector)
 
 
 def _register_words(app: Dash, collector: Collector) -> None:
@@ -89,6 +94,77 @@ def _register_end(app: Dash, collector: Collector) -> None:
         except DashboardError as error:
             return {"answer": forms.wrong(str(error))}
         return {"url": "/settings/retention"}
+
+
+def _register_many(app: Dash, collector: Collector) -> None:
+    """Register the archive and the deletion of the runs that are chosen in the list."""
+    outputs = {"answer": Output("runs-answer", "children")}
+
+    @changing(app, outputs, Input("runs-archive", "n_clicks"), CHOSEN, State("url", "search"))
+    def archive(clicks: object, runs: Sequence[str], search: str | None) -> Contents:
+        archived = not parse(search).is_archived
+        words = "put into the archive" if archived else "taken out of the archive"
+
+        def change(run: str) -> None:
+            collector.change("PATCH", _api(run), {"archived": archived})
+
+        return {"answer": answer_click(clicks, lambda: _change_each(runs, words, change))}
+
+    outputs = {"answer": Output("runs-answer", "children", allow_duplicate=True)}
+
+    @changing(app, outputs, Input("runs-delete-do", "n_clicks"), CHOSEN, State("runs-delete-count", "value"))
+    def delete(clicks: object, runs: Sequence[str], typed: str | None) -> Contents:
+        def ask() -> list[Any]:
+            if (typed or "").strip() != str(len(runs)):
+                raise ValueError(f"Nothing is deleted. Type {len(runs)}, the number of chosen runs, to delete them.")
+            return _change_each(runs, "deleted", lambda run: collector.change("DELETE", _api(run)))
+
+        return {"answer": answer_click(clicks, ask)}
+
+
+def _register_tags(app: Dash, collector: Collector) -> None:
+    """Register adding tags to the runs that are chosen in the list, and removing them."""
+    outputs = {"answer": Output("runs-answer", "children", allow_duplicate=True)}
+    buttons = Input("runs-tag-do", "n_clicks"), Input("runs-untag-do", "n_clicks")
+
+    @changing(app, outputs, *buttons, CHOSEN, State("runs-tags", "value"))
+    def tag(adds: object, removes: object, runs: Sequence[str], text: str | None) -> Contents:
+        is_added, named = ctx.triggered_id == "runs-tag-do", tags_of(text or "")
+        words = f"tagged {', '.join(named)}" if is_added else f"without {', '.join(named)} now"
+
+        def change(run: str) -> None:
+            known = collector.run(run).body["tags"]
+            left = [each for each in known if each not in named]
+            collector.change("PATCH", _api(run), {"tags": [*known, *named] if is_added else left})
+
+        def ask() -> list[Any]:
+            if not named:
+                raise ValueError("Type the tags, separated by commas.")
+            return _change_each(runs, words, change)
+
+        return {"answer": answer_click(adds or removes, ask)}
+
+
+def _change_each(runs: Sequence[str], words: str, change: Callable[[str], object]) -> list[Any]:
+    """Change each of the runs, and return how many were and, by the reason, which were not."""
+    refused: dict[str, list[str]] = {}
+    for run in runs:
+        reason = _refusal(change, run)
+        if reason is not None:
+            refused.setdefault(reason, []).append(run)
+    changed = len(runs) - sum(map(len, refused.values()))
+    said = forms.done(f"{numbers.plural(changed, 'run')} {words}.") if changed else []
+    for reason, names in refused.items():
+        said += forms.wrong(f"Not {words}: {', '.join(names)}. {reason}")
+    return said
+
+
+def _refusal(change: Callable[[str], object], run: str) -> str | None:
+    try:
+        change(run)
+    except DashboardError as error:
+        return str(error)
+    return None
 
 
 def _run(pathname: str) -> str:

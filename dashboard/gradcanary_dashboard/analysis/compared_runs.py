@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from gradcanary_dashboard.analysis.configurations import RATE_OF_GROUP
 from gradcanary_dashboard.analysis.differences import Differences
 from gradcanary_dashboard.analysis.launches import Steps
-from gradcanary_dashboard.analysis.layers import Layer
+from gradcanary_dashboard.analysis.layers import Layer, common
+from gradcanary_dashboard.text.names import Common
 
-RUN_METRICS = ("loss", "step_time_s", "peak_memory_bytes")
-"""The metrics of the figures, without tags: series with tags are never averaged."""
+RUN_METRICS = ("loss", "total_norm", "step_time_s", "peak_memory_bytes")
+"""The metrics of the figures, without tags: series with tags are never averaged. Learning rates come with them."""
+
+MOST_RATES = 16
+"""Learning rates that are requested of a run, a group each."""
 
 TIMED_STEPS = 2_000
 """Last common steps whose times are read one by one: each mean of several steps would contain a slow step."""
@@ -40,6 +46,12 @@ class Compared:
         """The run's name."""
         return str(self.run["run"])
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics that are drawn: those of all runs, and the learning rates of this one."""
+        rates = [each["name"] for each in self.run["metrics"] if RATE_OF_GROUP.fullmatch(each["name"])]
+        return [*RUN_METRICS, *sorted(dict.fromkeys(rates), key=lambda name: int(name[2:]))[:MOST_RATES]]
+
 
 @dataclass(frozen=True)
 class CompareData:
@@ -56,6 +68,11 @@ class CompareData:
     found: Differences = field(default_factory=Differences)
     layer: str | None = None
     refusal: str | None = None
+
+    @cached_property
+    def names(self) -> Common:
+        """What the names of the layers of all runs share."""
+        return common(layer for run in self.runs for layer in run.layers)
 
     @property
     def is_comparison(self) -> bool:

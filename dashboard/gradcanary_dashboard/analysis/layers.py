@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradcanary import wire
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.names import Common
 
 Layer = Mapping[str, Any]
 
@@ -23,6 +24,11 @@ URGENCY = ("firing", "recovering", "suspect")
 def worst_first(layers: Sequence[Layer]) -> list[Layer]:
     """Return firing layers, then suspect, non-finite and low ones, then by absmax; layers without a gradient last."""
     return sorted(layers, key=_urgency)
+
+
+def common(layers: Iterable[Layer]) -> Common:
+    """Return what the names of all layers share: pages leave it out."""
+    return Common.of(layer["name"] for layer in layers)
 
 
 def find(layers: Sequence[Layer], wanted: str | None) -> Layer | None:

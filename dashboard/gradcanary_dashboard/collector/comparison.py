@@ -8,7 +8,7 @@ from typing import Any
 
 from gradcanary_dashboard.address.comparison import ALIGNS, LETTERS, CompareView
 from gradcanary_dashboard.analysis import launches as run_launches
-from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, TIMED_STEPS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.analysis.differences import COLUMNS, ROWS, differences
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import worst_first
@@ -17,6 +17,7 @@ from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.collector.errors import NotFoundError, RefusedError
 
 POINTS = 600
+STEP_TIME = "step_time_s"
 
 
 def version(collector: Collector, wanted: CompareView) -> str:
@@ -122,7 +123,7 @@ def _times(collector: Collector, run: Compared, common: Steps | None) -> Mapping
         return {}
     first, last = max(common[0], common[1] - TIMED_STEPS + 1) + run.origin, common[1] + run.origin
     query: dict[str, str | int] = {
-        "name": RUN_METRICS[1],
+        "name": STEP_TIME,
         "tags": "{}",
         "points": TIMED_STEPS,
         "from": first,
@@ -138,7 +139,7 @@ def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: Compa
     first = None if view.from_step is None else view.from_step + run.origin
     last = None if view.to_step is None else view.to_step + run.origin
     steps = {"from": first, "to": last, "points": POINTS}
-    metrics = collector.run(run.name, "metrics", name=RUN_METRICS, tags="{}", **steps).body
+    metrics = collector.run(run.name, "metrics", name=run.metric_names, tags="{}", **steps).body
     number = next((each["layer"] for each in run.layers if each["name"] == layer), None)
     if number is None:
         return replace(run, metrics=metrics)

@@ -14,6 +14,8 @@ from gradcanary import remedies, wire
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
+from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
 
 LOW = ("bfloat16", "float16")
 SHOWN_KINDS = 6
@@ -85,16 +87,21 @@ def groups(layers: Sequence[Layer]) -> list[Group]:
 
 
 def card(
-    found: Sequence[Group], framework: str | None, rows: str | None = None, *, has_ended: bool = False
+    found: Sequence[Group],
+    framework: str | None,
+    rows: str | None = None,
+    common: Common = NOTHING_COMMON,
+    *,
+    has_ended: bool = False,
 ) -> list[Any]:
     """Return the contents of the card: per group its dtypes and kinds, and what to do about low precision.
 
-    ``rows`` is the expression that chooses the rows in sight.
+    ``rows`` is the expression that chooses the rows in sight, ``common`` what the names of the run share.
     """
     if not found:
         return [html.P("No parameter." if has_ended else "No parameter yet.", className="dim")]
     return [
-        *(_group(group, rows) for group in found),
+        *(_group(group, rows, common) for group in found),
         *(_remedy(framework) if any(group.is_low for group in found) else []),
     ]
 
@@ -128,17 +135,20 @@ def _worst(layers: Sequence[Layer], stat: str, which: Any) -> float | None:  # n
     return float(which(known)) if known else None
 
 
-def _group(group: Group, rows: str | None) -> html.Section:
+def _group(group: Group, rows: str | None, common: Common) -> html.Section:
     named = {"declared": group.declared, "stored": group.stored, "effective": group.effective, "weights": group.weights}
-    dtypes = [html.Div([html.Dt(name), html.Dd(dtype or numbers.NOTHING)]) for name, dtype in named.items()]
-    k = html.Div([html.Dt("K"), html.Dd(numbers.integer(group.k))])
+    dtypes = [html.Div([_term(name), html.Dd(dtype or numbers.NOTHING)]) for name, dtype in named.items()]
+    k = html.Div([_term("K"), html.Dd(numbers.integer(group.k))])
     measured = any(value is not None for kind in group.kinds for value in (kind.error, kind.norm_ratio, kind.frozen))
     columns = COLUMNS if measured else ()
     shown, more = group.kinds[:SHOWN_KINDS], group.kinds[SHOWN_KINDS:]
     rest = (
         [
             html.Details(
-                [html.Summary(f"{numbers.plural(len(more), 'more kind')} of parameters"), _grid(more, columns, rows)]
+                [
+                    html.Summary(f"{numbers.plural(len(more), 'more kind')} of parameters"),
+                    _grid(more, columns, rows, common),
+                ]
             )
         ]
         if more
@@ -152,7 +162,7 @@ def _group(group: Group, rows: str | None) -> html.Section:
         [
             html.H3(mark, className="tone-warning" if group.is_low else None),
             html.Dl([*dtypes, k], className="dtypes"),
-            _grid(shown, columns, rows),
+            _grid(shown, columns, rows, common),
             *rest,
         ],
         className="sums",
@@ -160,23 +170,30 @@ def _group(group: Group, rows: str | None) -> html.Section:
     )
 
 
-def _grid(kinds: Sequence[Kind], columns: Sequence[tuple[str, str]], rows: str | None) -> html.Table:
-    heads = [html.Th("parameters", scope="col"), *(html.Th(name, scope="col", title=words) for name, words in columns)]
+def _term(word: str) -> html.Dt:
+    return html.Dt(elements.explained(word, explain(word)))
+
+
+def _grid(kinds: Sequence[Kind], columns: Sequence[tuple[str, str]], rows: str | None, common: Common) -> html.Table:
+    heads = [
+        html.Th("parameters", scope="col"),
+        *(html.Th(elements.explained(name, meaning), scope="col") for name, meaning in columns),
+    ]
     lines = [
-        html.Tr([_name(kind, rows), *_cells(kind)[: len(columns)]], **elements.attributes(data_key=kind.pattern))
+        html.Tr(
+            [_name(kind, rows, common), *_cells(kind)[: len(columns)]], **elements.attributes(data_key=kind.pattern)
+        )
         for kind in kinds
     ]
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(lines)], className="kinds")
 
 
-def _name(kind: Kind, rows: str | None) -> html.Th:
+def _name(kind: Kind, rows: str | None, common: Common) -> html.Th:
     """Return the names of a kind; a click shows its rows only, in heatmap and table, another one all again."""
     pressed = str(kind.expression == rows).lower()
     words = elements.attributes(data_key="rows", data_choice=kind.expression, data_toggles="", aria_pressed=pressed)
-    # A line may end behind a dot, and nowhere else while there is room.
-    parted = [part for name in kind.pattern.split(".") for part in (f"{name}.", html.Wbr())]
-    parted[-2:] = [kind.pattern.rpartition(".")[2]]
-    shown = html.Button(parted, type="button", className="kind", title="Show these rows only", **words)
+    title = f"{kind.pattern}: show these rows only"
+    shown = html.Button(elements.parameter(kind.pattern, common), type="button", className="kind", title=title, **words)
     return html.Th(
         [shown, html.Span(f"\N{MULTIPLICATION SIGN} {numbers.integer(kind.layers)}", className="dim")], scope="row"
     )

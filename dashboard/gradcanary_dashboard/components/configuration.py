@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -71,7 +70,7 @@ def _program(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(run: Mapping[str, Any], settings: Sequence[Setting], layers: Sequence[Layer]) -> dict[str, Any]:
-    first = {each["name"]: exact(each["value"]) for each in reversed(settings) if each["checked"] is None}
+    first = {each["name"]: numbers.setting(each["value"]) for each in reversed(settings) if each["checked"] is None}
     decay = f"weight_decay {first['weight_decay']}" if "weight_decay" in first else None
     rates = [metric["last"] for metric in run["metrics"] if learning_rates.is_rate(metric["name"])]
     ks = sorted({layer["micro_steps"] for layer in layers if layer["micro_steps"] is not None})
@@ -141,7 +140,7 @@ def _first_values(settings: Sequence[Setting]) -> Iterator[tuple[tuple[int, ...]
 def _value_of(setting: Setting) -> str:
     if setting["name"] == "optimizer" or setting["value"] is True:
         return str(setting["value"] if setting["name"] == "optimizer" else setting["name"])
-    return f"{setting['name']} {exact(setting['value'])}"
+    return f"{setting['name']} {numbers.setting(setting['value'])}"
 
 
 def _change(settings: Sequence[Setting], place: int) -> str:
@@ -149,7 +148,11 @@ def _change(settings: Sequence[Setting], place: int) -> str:
     setting = settings[place]
     alike = [each for each in settings[:place] if each["name"] == setting["name"]]
     before = next((each for each in reversed(alike) if set(setting["groups"]) <= set(each["groups"])), None)
-    values = exact(setting["value"]) if before is None else f"{exact(before['value'])} to {exact(setting['value'])}"
+    values = (
+        numbers.setting(setting["value"])
+        if before is None
+        else f"{numbers.setting(before['value'])} to {numbers.setting(setting['value'])}"
+    )
     when = f"step {numbers.integer(setting['step'])}"
     if setting["step"] - setting["checked"] > 1:
         when = f"steps {numbers.integer(setting['checked'])} to {numbers.integer(setting['step'])}"
@@ -162,13 +165,6 @@ def _groups(groups: Sequence[int]) -> str:
         return "All gradients"
     *others, last = map(str, groups)
     return f"Groups {', '.join(others)} and {last}" if others else f"Group {last}"
-
-
-def exact(value: bool | float | str) -> str:
-    """Return a value as it was set: ``100,000``, ``0.9999999``, ``1e-8``."""
-    if isinstance(value, (bool, str)):
-        return str(value)
-    return re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{value:,.12g}")
 
 
 def _launches(run: Mapping[str, Any]) -> html.Ul | None:

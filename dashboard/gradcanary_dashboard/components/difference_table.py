@@ -87,7 +87,7 @@ def _difference(
     change = dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} \N{RIGHTWARDS ARROW} {dtypes[1]}"
     gap = {"text": whose + _gap(row, stat), "mark": "far" if _is_far(row, stat) else ""}
     where = f"{numbers.steps(row.first, row.last).lower()} \N{MIDDLE DOT} {change}"
-    return table.Row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer)
+    return table.Row(row.name, [gap, {"parts": levels}, where], is_chosen=row.name == data.layer, common=data.names)
 
 
 def _value(value: float) -> str:
@@ -121,7 +121,7 @@ def _rest(data: CompareData) -> list[Any]:
         groups.setdefault(having, []).append(name)
     for having, names in groups.items():
         letters = " and ".join(begun[place].letter for place in having)
-        shown = [html.Li(name) for name in names[:NAMED]]
+        shown = [html.Li(elements.parameter(name)) for name in names[:NAMED]]
         shown += [html.Li(f"and {numbers.integer(len(names) - NAMED)} more")] if len(names) > NAMED else []
         summary = html.Summary(f"{numbers.plural(len(names), 'parameter')} only in {letters}")
         lines.append(html.Details([summary, html.Ul(shown)]))

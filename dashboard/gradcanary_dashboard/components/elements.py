@@ -11,6 +11,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from gradcanary_dashboard.analysis.verdict import Verdict
+from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
 
 Children: TypeAlias = str | Component | Sequence[str | Component] | None
 
@@ -44,9 +45,15 @@ def icon(name: str) -> html.Span:
     return html.Span(className=f"icon icon-{name}", **attributes(aria_hidden="true"))
 
 
-def badge(tone: str, word: str) -> html.Span:
-    """Return a coloured label with icon and word."""
-    return html.Span([icon(ICONS[tone]), word], className=f"badge tone-{tone}")
+def badge(tone: str, word: str, *, is_solid: bool = False) -> html.Span:
+    """Return a coloured label with icon and word; that of an alarm is solid."""
+    return html.Span([icon(ICONS[tone]), word], className=f"badge tone-{tone}{' solid' if is_solid else ''}")
+
+
+def severity_icon(severity: str) -> html.Span:
+    """Return the icon of a severity, whose word is read out and on hover."""
+    named = {"title": severity, "role": "img", **attributes(aria_label=severity)}
+    return html.Span(className=f"icon icon-{ICONS[severity]} tone-{severity}", **named)
 
 
 def run_state(state: str) -> html.Span:
@@ -95,12 +102,33 @@ def _breakable(text: str) -> Children:
     return [first, *(part for piece in others for part in (html.Wbr(), piece))]
 
 
+def explained(shown: Children, explanation: str) -> html.Span:
+    """Return a word that is explained on hover, and below it while it has the focus: by key, or by a finger."""
+    return html.Span(shown, title=explanation, tabIndex="0", className="explained")
+
+
+def parameter(name: str, common: Common = NOTHING_COMMON) -> list[str | Component]:
+    """Return the name of a parameter, whose lines end behind dots; what all share is copied and read out, not seen."""
+    before, pieces, after = common.split(name)
+    parts = [part for piece in pieces for part in (piece, html.Wbr())]
+    return [*_shared(before), *parts, *_shared(after)]
+
+
+def parameter_link(name: str, href: str, common: Common = NOTHING_COMMON) -> dcc.Link:
+    """Return the link to the page of a parameter, with its full name on hover."""
+    return dcc.Link(parameter(name, common), href=href, className="layer", title=name)
+
+
+def _shared(text: str) -> list[str | Component]:
+    return [html.Span(text, className="shared")] if text else []
+
+
 def terminal(line: str) -> list[Component]:
     """Return a line for whoever is at a terminal, to copy."""
     return [html.P("Or from a terminal:", className="dim"), code(line)]
 
 
-def crumbs(way: Sequence[tuple[str, str]], here: str | None) -> html.Nav:
+def crumbs(way: Sequence[tuple[str, str]], here: Children | None) -> html.Nav:
     """Return the way to this page: links, and where one is unless the title beside them says it."""
     steps = [part for words, href in way for part in (dcc.Link(words, href=href), _slash())]
     children = [*steps, *([html.Span(here, className="here")] if here is not None else [])]
@@ -124,7 +152,7 @@ def _spoken(said: Verdict) -> html.Span:
     return html.Span([heard, html.Span(prose(said.beside))] if said.beside else [heard])
 
 
-def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:
+def tile(name: Children, value: str, below: Children, bad: bool = False) -> html.Div:
     """Return a number with its name above and what it means below."""
     return html.Div(
         [

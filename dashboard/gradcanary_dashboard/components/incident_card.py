@@ -9,20 +9,27 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text
 from gradcanary_dashboard.text import deliveries, numbers
+from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
 
 NAMED_LAYERS = 4
 
 ICONS = {"ack": "check", "silence": "hush", "unsilence": "bell"}
 
 
-def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None = None) -> list[Any]:
-    """Return a card per incident; the one that the URL names is marked, and ``layer`` comes first of its layers."""
+def panel(
+    incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None = None, common: Common = NOTHING_COMMON
+) -> list[Any]:
+    """Return a card per incident; the one that the URL names is marked, and ``layer`` comes first of its layers.
+
+    ``common`` is what the names of the run share.
+    """
     if not incidents:
         return [html.P("No incident so far.", className="dim")]
-    return [card(incident, view, layer, folded=place > 0) for place, incident in enumerate(incidents)]
+    return [card(incident, view, layer, common, folded=place > 0) for place, incident in enumerate(incidents)]
 
 
 def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
@@ -31,7 +38,14 @@ def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "ended") if counts[state])
 
 
-def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, folded: bool = False) -> html.Article:
+def card(
+    incident: Mapping[str, Any],
+    view: View,
+    layer: int | None = None,
+    common: Common = NOTHING_COMMON,
+    *,
+    folded: bool = False,
+) -> html.Article:
     """Return one incident: what, since when, why probably, what to do, who was told.
 
     ``folded``: why and what to do are there for who asks, unless one came for this incident.
@@ -60,7 +74,7 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, f
         *(html.P(said, className="dim") for said in incident_text.related(incident)),
         *(html.P(said, className="dim") for said in incident_text.quiet(incident)),
         *actions(incident),
-        *(_why(incident, view, layer, folded=folded and not named) if is_told else []),
+        *(_why(incident, view, layer, common, folded=folded and not named) if is_told else []),
         *_told(incident),
     ]
     classes = ["incident", "open" if is_alarm else "resolved", incident["severity"], *(["named"] if named else [])]
@@ -80,37 +94,40 @@ def _when(incident: Mapping[str, Any]) -> str:
     return " · ".join(texts)
 
 
-def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: bool) -> list[Any]:
-    said = _explanation(incident, view, layer)
+def _why(incident: Mapping[str, Any], view: View, layer: int | None, common: Common, *, folded: bool) -> list[Any]:
+    said = _explanation(incident, view, layer, common)
     return [html.Details([html.Summary("Cause, fix, parameters"), *said])] if folded and said else said
 
 
-def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
+def _explanation(incident: Mapping[str, Any], view: View, layer: int | None, common: Common) -> list[Any]:
     """Return what to do first, then the reasons: folded on a narrow page, where the heatmap follows."""
-    reasons = [*incident_text.reasons(incident, html.H4), *_members(incident, view, layer)]
+    reasons = [*incident_text.reasons(incident, html.H4), *_members(incident, view, layer, common)]
     fold = html.Details([html.Summary("Why, evidence, parameters"), *reasons], className="reasons")
     return [*incident_text.do_first(incident, html.H4), *([fold] if reasons else [])]
 
 
-def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list[Any]:
+def _members(incident: Mapping[str, Any], view: View, first: int | None, common: Common) -> list[Any]:
     members = [member for member in incident.get("layers", ()) if member["layer"] is not None]
     if not members:
         return []
     members.sort(key=lambda member: member["layer"] != first)
-    lines = [html.Li([_link(incident["run"], member, view), _fell(member)]) for member in members[:NAMED_LAYERS]]
+    lines = [
+        html.Li([_link(incident["run"], member, view, common), _fell(incident, member)])
+        for member in members[:NAMED_LAYERS]
+    ]
     more = len(members) - NAMED_LAYERS
     all_of_them = dcc.Link(f"and {numbers.integer(more)} more", href=f"/incidents/{incident['id']}")
     rest = [html.Li(all_of_them)] if more > 0 else []
     return [html.H4("Parameters"), html.Ul([*lines, *rest], className="members")]
 
 
-def _link(run: str, member: Mapping[str, Any], view: View) -> dcc.Link:
-    return dcc.Link(member["name"], href=layer_url(run, member["name"], member["layer"], view), className="layer")
+def _link(run: str, member: Mapping[str, Any], view: View, common: Common) -> dcc.Link:
+    name = member["name"]
+    return elements.parameter_link(name, layer_url(run, name, member["layer"], view), common)
 
 
-def _fell(member: Mapping[str, Any]) -> html.Span:
-    values = [numbers.scientific(member[key]) for key in ("baseline", "value") if member[key] is not None]
-    return html.Span(" → ".join(values), className="dim")
+def _fell(incident: Mapping[str, Any], member: Mapping[str, Any]) -> html.Span:
+    return html.Span(picture.values(incident["rule"], member), className="dim")
 
 
 def _told(incident: Mapping[str, Any]) -> list[Any]:

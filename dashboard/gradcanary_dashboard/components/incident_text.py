@@ -8,8 +8,24 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.deliveries import message, whom
+
+
+def headline(incident: Mapping[str, Any]) -> str:
+    """Return rule and count: ``Collapse: 8 of 48 parameters``; of the whole run the rule, ``Crash: RuntimeError``."""
+    counts, rule = incident["counts"], incident["rule"].replace("_", " ").capitalize()
+    count = counts["firing" if incident["state"] == "open" else "ever"]
+    if count:
+        return f"{rule}: {numbers.integer(count)} of {numbers.plural(counts['layers'], 'parameter')}"
+    return f"{rule}: {incident['crash']['type']}" if incident.get("crash") else rule
+
+
+def chip(place: int) -> html.Span:
+    """Return the number of a parameter in the picture, with its line."""
+    line = html.Span(className="pattern", style={"background": overlay.COLOURS[place]})
+    return html.Span([html.B(f"{place + 1}"), line], className="chip")
 
 
 def outcome(incident: Mapping[str, Any]) -> html.Span:
@@ -57,7 +73,7 @@ def reasons(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> li
     return [
         heading("Why"),
         html.P(elements.prose(parts["why"])),
-        *([html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),
+        *([heading("Evidence"), html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),
         *frames(incident),
         *([html.Details([html.Summary("More"), html.P(more)])] if more else []),
     ]

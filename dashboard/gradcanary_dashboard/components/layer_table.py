@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dash import html
@@ -14,21 +15,23 @@ from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements, static, table
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
-
-_SUMMED = "The dtype that gradients are summed in: as somebody asked for, as the tensor has it, and as its values show"
+from gradcanary_dashboard.text.glossary import explain
+from gradcanary_dashboard.text.names import Common
 
 COLUMNS = (
-    Column("absmax", "number absmax"),
+    Column("absmax", "number absmax", explain("absmax")),
     Column("norm", "number norm"),
     Column("state", "state"),
-    Column("decl. / stored / eff.", "accumulator", _SUMMED),
-    Column("K", "number k", "Micro-steps that were summed up"),
-    Column("rules", "rule"),
+    Column("decl. / stored / eff.", "accumulator", explain("declared", "stored", "effective")),
+    Column("K", "number k", explain("K")),
+    Column("rules", "rule", explain("firing", "low")),
 )
 """Those after the name."""
 
 
-def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
+def card(
+    slot: str, contents: Mapping[str, Any], title: elements.Children, *more: Component, draws: bool = False
+) -> html.Section:
     """Return the card; a refresh fills ``slot``, by the attribute ``static.TREES``, ``slot-tally``, ``slot-frozen``.
 
     ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
@@ -42,9 +45,12 @@ def card(slot: str, contents: Mapping[str, Any], title: str, *more: Component, d
     return elements.card("layers", scrolled, below, title=title, aside=[tally, *more])
 
 
-def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, *, draws: bool = False) -> str:
-    """Return a row per layer as JSON; ``draws`` is that of the card."""
-    return table.written((_name(draws=draws), *COLUMNS), (_row(run, layer, layer is chosen, view) for layer in listed))
+def rows(
+    run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, common: Common, *, draws: bool = False
+) -> str:
+    """Return a row per layer as JSON; ``draws`` is that of the card, ``common`` what the names of the run share."""
+    made = (replace(_row(run, layer, view), is_chosen=layer is chosen, common=common) for layer in listed)
+    return table.written((_name(draws=draws), *COLUMNS), made)
 
 
 def frozen(text: str, names: Sequence[str]) -> list[Component]:
@@ -52,7 +58,15 @@ def frozen(text: str, names: Sequence[str]) -> list[Component]:
     if not names:
         return []
     said, _, rest = text.partition(": ")
-    return [html.Details([html.Summary(said), html.P(rest), html.Ul([html.Li(html.Code(name)) for name in names])])]
+    return [
+        html.Details(
+            [
+                html.Summary(said),
+                html.P(rest),
+                html.Ul([html.Li(html.Code(elements.parameter(name))) for name in names]),
+            ]
+        )
+    ]
 
 
 def tally(everything: int, shown: int, ranked: str = "worst") -> str:
@@ -66,9 +80,11 @@ def _name(*, draws: bool) -> Column:
     return Column("Parameter", "button link" if draws else "link")
 
 
-def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> table.Row:
+def _row(run: str, layer: Layer, view: View) -> table.Row:
     texts = layers.row(layer)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
-    cells = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule]
+    state = next((word for word in ("firing", "low") if rule.endswith(word)), None)
+    told = rule if state is None else {"text": rule, "title": explain(state)}
+    cells: list[table.Cell] = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), told]
     href = layer_url(run, layer["name"], layer["layer"], view)
-    return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}", is_chosen=is_chosen)
+    return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}")

@@ -1,8 +1,9 @@
-"""The runs of a comparison, one a row, and the sign that each has everywhere on the page; no I/O."""
+"""The runs of a comparison: their numbers, one a row, their configurations, one a column, and their signs; no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from dash import dcc, html
@@ -10,10 +11,12 @@ from dash import dcc, html
 from gradcanary_dashboard.address.comparison import CompareView, compare_url
 from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.analysis import comparison
+from gradcanary_dashboard.analysis import configurations as configuration_values
 from gradcanary_dashboard.analysis.compared_runs import TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers as number_text
+from gradcanary_dashboard.text.glossary import explain
 
 HEADS = (
     "Run",
@@ -28,6 +31,7 @@ HEADS = (
     "Incidents",
 )
 HINTS = {
+    "Firing": f"Parameters with a rule that fires. {explain('firing')}",
     "Loss": "Median of the last points of the steps that all runs have; least, over them; last, of the run",
     "Step time": f"Median of single steps: the last {number_text.integer(TIMED_STEPS)}, at most, that all runs have",
     "Peak memory": "Largest over the steps that all runs have",
@@ -37,7 +41,8 @@ HINTS = {
 
 def table(data: CompareData, numbers: Sequence[comparison.Numbers], wanted: CompareView) -> html.Table:
     """Return the table; each number is held against that of the first run."""
-    heads = [html.Th(head, scope="col", role="columnheader", title=HINTS.get(head)) for head in HEADS]
+    shown = (elements.explained(head, HINTS[head]) if head in HINTS else head for head in HEADS)
+    heads = [html.Th(head, scope="col", role="columnheader") for head in shown]
     rows = [
         _row(place, run, told, numbers[0], wanted)
         for place, (run, told) in enumerate(zip(data.runs, numbers, strict=True))
@@ -86,6 +91,59 @@ def _name(place: int, run: Compared, wanted: CompareView) -> html.Th:
     leave = dcc.Link([cross, out], href=compare_url(wanted.without_run(run.name)), className="leave", title="Leave out")
     link = dcc.Link(run.name, href=run_url(run.name))
     return html.Th([chip(place, run), link, leave], scope="row", role="rowheader")
+
+
+def configurations(data: CompareData) -> list[Any]:
+    """Return the configurations, one run a column: what differs on top, what is the same folded."""
+    rows = configuration_values.rows([run.run for run in data.runs])
+    differing = [row for row in rows if row.differs]
+    same = [row for row in rows if not row.differs]
+    if not rows:
+        return [html.P("The agents sent the configuration of fewer than two of these runs.", className="dim")]
+    found: list[Any] = [html.P("Nothing that the agents sent differs.", className="dim")]
+    if differing:
+        heads = [html.Th("Setting", scope="col"), *(_head(place, run) for place, run in enumerate(data.runs))]
+        found = [_columns([html.Thead(html.Tr(heads)), *_parts(differing)], "What differs")]
+    if same:
+        whose = "both runs" if len(data.runs) == 2 else f"all {len(data.runs)} runs"
+        of = f"{number_text.plural(len(same), 'value')} the same in {whose}"
+        folded = [html.Summary(of), _columns(_parts(same), "The same in all runs")]
+        found.append(html.Details(folded, **elements.attributes(data_key="same")))
+    return found
+
+
+def _columns(parts: list[Any], words: str) -> html.Div:
+    label = elements.attributes(aria_label=words)
+    return html.Div(html.Table(parts, **label), className="columns-of", tabIndex=0, role="region", **label)
+
+
+def _head(place: int, run: Compared) -> html.Th:
+    return html.Th([chip(place, run), html.Span(run.name, className="run-name")], scope="col")
+
+
+def _parts(rows: Sequence[configuration_values.Row]) -> list[html.Tbody]:
+    """Return the rows of each section below its name; of values that are the same, one cell."""
+    parts: list[html.Tbody] = []
+    for section, its in groupby(rows, key=lambda row: row.section):
+        heading = html.Tr(html.Th(section, scope="rowgroup", colSpan=99), className="section")
+        parts.append(html.Tbody([heading, *map(_values, its)], **elements.attributes(data_key=section)))
+    return parts
+
+
+def _values(row: configuration_values.Row) -> html.Tr:
+    known = [value for place, value in enumerate(row.values) if place not in row.unknown]
+    cells = [html.Td(known[0], className="value")]
+    if row.differs:
+        words = ["not known" if place in row.unknown else value or "not set" for place, value in enumerate(row.values)]
+        marks = [
+            "other" if place not in row.unknown and value != known[0] else "" for place, value in enumerate(row.values)
+        ]
+        cells = [_value(*each) for each in zip(row.values, words, marks, strict=True)]
+    return html.Tr([html.Th(row.name, scope="row"), *cells], **elements.attributes(data_key=row.name))
+
+
+def _value(value: str | None, words: str, mark: str) -> html.Td:
+    return html.Td(words if value else html.Span(words, className="dim"), className=f"value {mark}".strip())
 
 
 def chip(place: int, run: Compared) -> html.Span:

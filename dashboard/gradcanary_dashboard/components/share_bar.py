@@ -35,11 +35,11 @@ def of_comparison(contents: Mapping[str, Any]) -> html.Div:
     return row(copy_link("The address of what you see: runs, parameter, stat, steps and rows"), table)
 
 
-def of_incident(number: str) -> html.Div:
+def of_incident(number: str, *more: Component) -> html.Div:
     """Return the row of an incident's page."""
-    words = "The address of what you see: the incident, which parameters and in which order"
+    words = "The address of what you see: the incident, its steps, which parameters and in which order"
     table = csv_link("incident-csv", f"/_download/incident?number={number}", "Every parameter of the incident")
-    return row(copy_link(words), table)
+    return row(*more, copy_link(words), table)
 
 
 def of_incidents(contents: Mapping[str, Any]) -> html.Div:

@@ -31,15 +31,16 @@ def slot(name: str, trees: str | None, *, tag: type[Component] = html.Div, **mor
 
 def encode(children: elements.Children) -> str:
     """Return the trees of a slot as JSON: elements and links, none of which any callback may name."""
-    return json.dumps(list(_trees(children)), separators=(",", ":"))
+    return json.dumps(list(trees(children)), separators=(",", ":"))
 
 
-def _trees(children: elements.Children) -> Iterator[Tree]:
+def trees(children: elements.Children) -> Iterator[Tree]:
+    """Yield the trees of elements and texts."""
     if children is None:
         return
     if isinstance(children, Sequence) and not isinstance(children, str):
         for each in children:
-            yield from _trees(each)
+            yield from trees(each)
     else:
         yield _element(children) if isinstance(children, Component) else str(children)
 
@@ -48,7 +49,7 @@ def _element(component: Component) -> list[Any]:
     described: dict[str, Any] = component.to_plotly_json()  # type: ignore[no-untyped-call]
     held = dict(described["props"])
     is_link = described["type"] == "Link"  # of dcc: it leads on without loading the page anew
-    inside = list(_trees(held.pop("children", None)))
+    inside = list(trees(held.pop("children", None)))
     if "style" in held:
         held["style"] = "; ".join(f"{name}: {value}" for name, value in held["style"].items())
     attributes = {_NAMES.get(name, name.lower()): value for name, value in held.items() if value not in (None, False)}

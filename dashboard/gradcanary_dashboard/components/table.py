@@ -6,7 +6,6 @@ hundreds at each refresh. The first column is the layer's name.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +16,18 @@ from dash import html
 from dash.development.base_component import Component
 
 from gradcanary_dashboard.components import elements, static
+from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
 from gradcanary_dashboard.text.numbers import NOTHING
 
 Name: TypeAlias = Literal["link", "button", "button link"]
 """A name leads to the layer's page, draws the layer on this page, or stands beside a button that does."""
 
 Cell: TypeAlias = "str | Mapping[str, Any]"
-"""A text, or ``{"text": or "parts":, "mark":}``: parts are as in ``components.static``, ``mark`` is a further class."""
+"""A text, or ``{"text": or "parts":, "mark":, "title":}``: parts are as in ``components.static``, ``mark`` is a further
+class, ``title`` is shown on hover.
+"""
 
 _ICON = ["span", {"class": "icon icon-trend", "aria-hidden": "true"}]
-_AFTER_DOTS = re.compile(r"(?<=\.)")
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A layer and its cells; ``tone`` is a class of the whole row, ``is_chosen`` that of the layer that is drawn."""
+    """A layer and its cells; ``tone`` is a class of the whole row, ``is_chosen`` that of the layer that is drawn.
+
+    What the layers of its model have in ``common`` is left out of the name that is seen.
+    """
 
     name: str
     cells: Sequence[Cell]
     href: str | None = None
     tone: str = ""
     is_chosen: bool = False
+    common: Common = NOTHING_COMMON
 
 
 def table(
@@ -72,20 +77,26 @@ def heads(columns: Sequence[Column]) -> html.Tr:
 def head(column: Column, button: html.Button | None = None, order: str | None = None) -> html.Th:
     """Return the head of a column, with the button that sorts by it and the ``order`` that it has."""
     held = {} if order is None else elements.attributes(aria_sort=order)
-    return html.Th(button or column.head, scope="col", role="columnheader", title=column.title, **held)
+    words = elements.explained(column.head, column.title) if column.title else column.head
+    return html.Th(button or words, scope="col", role="columnheader", **held)
 
 
 def written(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return the rows as the value of ``static.TREES``.
+    """Return the rows as the value of ``static.TREES``."""
+    return orjson.dumps(trees(columns, rows)).decode()
+
+
+def trees(columns: Sequence[Column], rows: Iterable[Row]) -> list[Any]:
+    """Return the rows as trees.
 
     Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
     """
     seen: Counter[str] = Counter()
-    trees = []
+    found = []
     for row in rows:
         seen[row.name] += 1
-        trees.append(_row(columns, row, f"{row.name} {seen[row.name]}"))
-    return orjson.dumps(trees).decode()
+        found.append(_row(columns, row, f"{row.name} {seen[row.name]}"))
+    return found
 
 
 def _row(columns: Sequence[Column], row: Row, key: str) -> list[Any]:
@@ -102,6 +113,8 @@ def _cell(column: Column, cell: Cell) -> list[Any]:
         "role": "cell",
         "data-name": column.head,
     }
+    if "title" in given:
+        held["title"] = given["title"]
     return ["td", held, *given.get("parts", (given.get("text"),))]
 
 
@@ -112,14 +125,23 @@ def _classes(*names: str) -> str:
 def _name(kind: str, row: Row) -> list[Any]:
     if kind == "link":
         return [_link(row)]
-    words = {"title": "Draw its trend here", "aria-label": f"Draw the trend of {row.name}"}
+    words = {"title": f"{row.name}: draw its trend here", "aria-label": f"Draw the trend of {row.name}"}
     held = {"type": "button", "data-layer": row.name, "aria-pressed": str(row.is_chosen).lower(), **words}
     if kind == "button":
-        return [["button", held, row.name]]
+        return [["button", held, *_parts(row)]]
     return [["button", {**held, "class": "draw"}, _ICON], _link(row)]
 
 
 def _link(row: Row) -> list[Any]:
-    """Return the link to a layer; a name that is too long for its column goes on behind a dot."""
-    parts = [part for piece in _AFTER_DOTS.split(row.name) if piece for part in (piece, ["wbr", {}])]
-    return ["a", {"class": "layer", "title": row.name, "href": row.href, "data-way": ""}, *parts]
+    return ["a", {"class": "layer", "title": row.name, "href": row.href, "data-way": ""}, *_parts(row)]
+
+
+def _parts(row: Row) -> list[Any]:
+    """Return the name of a layer as ``elements.parameter`` does."""
+    before, pieces, after = row.common.split(row.name)
+    parts = [part for piece in pieces for part in (piece, ["wbr", {}])]
+    return [*_shared(before), *parts, *_shared(after)]
+
+
+def _shared(text: str) -> list[Any]:
+    return [["span", {"class": "shared"}, text]] if text else []

@@ -14,7 +14,7 @@ from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 
 Row: TypeAlias = Mapping[str, Any]
 
-OF_RUN = ("run", "state", "step", "last_step_at", "last_seen", "layers", "below_threshold")
+OF_RUN = ("run", "state", "created", "host", "step", "last_step_at", "last_seen", "layers", "below_threshold")
 OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
 COUNTED = ("firing", "ever", "layers")
@@ -50,7 +50,7 @@ def of_members(collector: Collector, number: int) -> tuple[str, Pieces]:
 
 
 def _runs(found: Iterable[Row]) -> Table:
-    yield [*OF_RUN, "firing", "open_incidents", "severity", "says", "accumulators", "tags", "note"]
+    yield [*OF_RUN, "firing", "open_incidents", "severity", "says", "loss", "accumulators", "tags", "note"]
     for run in found:
         said = verdict(run)
         sums = ", ".join(f"{dtype} {number}" for dtype, number in run["accumulators"].items())
@@ -60,6 +60,7 @@ def _runs(found: Iterable[Row]) -> Table:
             len(run["open_incidents"]),
             run["worst"] or run["severity_at_end"],
             said.text,
+            run["loss"] and run["loss"]["last"],
             sums,
             ", ".join(run["tags"]),
             run["note"],

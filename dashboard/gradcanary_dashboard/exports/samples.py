@@ -14,7 +14,7 @@ from typing import Any
 from gradcanary_dashboard.address.comparison import CompareView
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import layers
-from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, Compared, CompareData
+from gradcanary_dashboard.analysis.compared_runs import Compared, CompareData
 from gradcanary_dashboard.analysis.comparison import dtype
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.analysis.stats import STATS
@@ -137,7 +137,7 @@ def _read(
     """Return the titles of a run's columns, and its rows in the order of steps."""
     view, number = wanted.view, next((each["layer"] for each in run.layers if each["name"] == layer), None)
     bounds = {key: None if step is None else step + run.origin for key, step in run_data.bounds(view).items()}
-    asked: list[tuple[str, dict[str, Any]]] = [("metrics.csv", {"name": RUN_METRICS, "tags": "{}", **bounds})]
+    asked: list[tuple[str, dict[str, Any]]] = [("metrics.csv", {"name": run.metric_names, "tags": "{}", **bounds})]
     if number is not None:
         asked.insert(0, ("export.csv", {"stat": view.stat, "layer": str(number), **bounds}))
     whats: list[str] = []

@@ -12,7 +12,7 @@ from gradcanary_dashboard.analysis.compared_runs import RUN_METRICS, CompareData
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.stats import STATS
-from gradcanary_dashboard.figures import axes, overlay
+from gradcanary_dashboard.figures import axes, learning_rates, overlay
 from gradcanary_dashboard.figures.overlay import Mark, RunCurve
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.units import Unit
@@ -20,24 +20,34 @@ from gradcanary_dashboard.text.units import Unit
 FIGURES = {
     "compare-stat": "A stat of the chosen parameter in each run over the steps",
     "compare-loss": "Loss of each run over the steps",
+    "compare-rate": "Learning rates of each run over the steps",
+    "compare-norm": "Norm of all gradients of each run over the steps",
     "compare-time": "Time of a step of each run over the steps",
     "compare-memory": "Peak memory of each run over the steps",
 }
 Series: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any]]
 """An answer of the collector, and one of its series or metrics."""
 
-TITLES = {"compare-loss": "Loss", "compare-time": "Step time", "compare-memory": "Peak memory"}
+TITLES = {
+    "compare-loss": "Loss",
+    "compare-rate": "Learning rate",
+    "compare-norm": "Total norm",
+    "compare-time": "Step time",
+    "compare-memory": "Peak memory",
+}
 
 
 def drawn(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     """Return every figure by its id."""
     span, axis, stat = _span(data, wanted), _axis(wanted), STATS[wanted.view.stat]
     enter = next((run.series["threshold"]["enter"] for run in data.runs if run.series), None)
-    losses, times, memory = (_logged(data, name) for name in RUN_METRICS)
+    losses, norms, times, memory = (_logged(data, name) for name in RUN_METRICS)
     none = "has been logged in these steps."
     return {
         "compare-stat": overlay.of_stat(_measured(data), span, stat, enter, _marks(data, span), axis),
         "compare-loss": overlay.of_run_metric(losses, span, Unit(), f"No loss {none}", axis),
+        "compare-rate": overlay.of_run_metric(_rates(data), span, Unit(), f"No learning rate {none}", axis),
+        "compare-norm": overlay.of_run_metric(norms, span, Unit(), f"No total norm {none}", axis),
         "compare-time": overlay.of_run_metric(times, span, overlay.seconds(times), f"No step time {none}", axis),
         "compare-memory": overlay.of_run_metric(memory, span, overlay.size(memory), f"No peak memory {none}", axis),
     }
@@ -55,6 +65,18 @@ def _logged(data: CompareData, name: str) -> list[RunCurve]:
             if metric["name"] == name and not metric["tags"]:
                 found[run.letter] = run.metrics, metric
     return _strands(data, found)
+
+
+def _rates(data: CompareData) -> list[RunCurve]:
+    """Return the learning rates of each run; groups with the same rate share a line, named if a run has several."""
+    found: list[RunCurve] = []
+    for place, run in enumerate(data.runs):
+        events = Events.of(run.run, ())
+        rates = learning_rates.read(run.metrics, events)
+        for rate in rates:
+            name = run.letter if len(rates) == 1 else f"{run.letter} {rate.ident}"
+            found.append(RunCurve.of(place, name, rate.curve, events, run.origin))
+    return found
 
 
 def _strands(data: CompareData, found: Mapping[str, Series]) -> list[RunCurve]:

@@ -75,6 +75,7 @@ class Level:
     value: float
     colour: str
     is_upper: bool
+    is_left: bool = False
 
     def line(self) -> dict[str, Any]:
         """Return the line."""
@@ -83,9 +84,15 @@ class Level:
 
     def label(self) -> dict[str, Any]:
         """Return the label, above the line or below, so that two labels never overlap."""
-        place = {"xref": "paper", "x": 1, "xanchor": "right"}
+        side = {"x": 0, "xanchor": "left", "xshift": 4} if self.is_left else {"x": 1, "xanchor": "right"}
         height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
-        return {"text": f"{self.name} {numbers.scientific(self.value)}", **place, **height, "showarrow": False}
+        return {
+            "text": f"{self.name} {numbers.scientific(self.value)}",
+            "xref": "paper",
+            **side,
+            **height,
+            "showarrow": False,
+        }
 
 
 def trend(
@@ -183,9 +190,15 @@ def _is_cut(found: Sequence[Curve]) -> bool:
 
 
 def _ticks(floor: float, top: float) -> int | str:
-    """Return the distance of labels in decades; with fewer than two labels, also at 2 and 5 of each decade."""
-    decades = math.log10(top / floor)
-    return "D2" if decades < FEW_DECADES else max(1, math.ceil(decades / 6))
+    """Return the distance of labels in decades; with fewer than two labels, also at 2 and 5 of each decade.
+
+    An axis without a power of ten has whole numbers: a lone 2 would not say of which decade it is.
+    """
+    low, high = math.log10(floor), math.log10(top)
+    if math.floor(high) < low:
+        steps = [part * 10.0 ** math.floor(low) for part in (0.5, 1, 2, 5)]
+        return f"L{next(step for step in steps if top // step - floor // step <= 3)}"
+    return "D2" if high - low < FEW_DECADES else max(1, math.ceil((high - low) / 6))
 
 
 def above(curve: Curve, floor: float) -> Curve:

@@ -23,7 +23,7 @@ from gradcanary_dashboard.analysis.arrays import (
 )
 from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.events import Events
-from gradcanary_dashboard.analysis.layers import Layer, worst_first
+from gradcanary_dashboard.analysis.layers import Layer, common, worst_first
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.figures import axes, color_bar, palette
 from gradcanary_dashboard.figures import events as event_marks
@@ -105,7 +105,9 @@ def figure(
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
     known = {layer["layer"]: layer for layer in layers}
     leads = [RowLink.of(row, known) for row in rows]
-    drawn = _layout(rows, span, chosen, short_names([lead.layer for lead in leads]) if names_rows else [])
+    shared = common(layers)
+    names = [shared.short(str(lead.layer)) for lead in leads]
+    drawn = _layout(rows, span, chosen, names if names_rows else [])
     height = drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]
     nobody = run_launches.around(_there(buckets, events), span.first, span.last)
     seen = replace(events, holes=[*events.holes, *nobody])
@@ -310,16 +312,6 @@ def _cut(name: str) -> str:
         if len(name) <= MOST_NAME
         else f"{name[: MOST_NAME // 3]}\N{HORIZONTAL ELLIPSIS}{name[-MOST_NAME * 2 // 3 :]}"
     )
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the components that all of them begin or end with."""
-    parts = [name.split(".") for name in names]
-    most = min(map(len, parts), default=1) - 1
-    begin = next((at for at in range(most) if len({part[at] for part in parts}) > 1), most) if len(names) > 1 else 0
-    most -= begin
-    end = next((at for at in range(most) if len({part[-1 - at] for part in parts}) > 1), most) if len(names) > 1 else 0
-    return [".".join(part[begin : len(part) - end]) for part in parts]
 
 
 def _labelled(blocks: Sequence[tuple[int, int]], row_px: float) -> list[tuple[int, int]]:

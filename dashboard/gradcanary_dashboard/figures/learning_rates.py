@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gradcanary_dashboard.analysis.configurations import RATE_OF_GROUP
 from gradcanary_dashboard.analysis.curve import Curve
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.figures import axes, curves, palette
@@ -18,8 +18,6 @@ MOST_GROUPS = 16
 
 COLOURS = (palette.BLUE, palette.GREEN, palette.MAGENTA, palette.GREY, palette.TEAL)
 """Colours of the lines, and so their largest number; red and orange mean firing and thresholds."""
-
-_GROUP = re.compile(r"lr(\d{1,6})")
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class Rate:
 
 def groups(metrics: Iterable[Mapping[str, Any]]) -> list[int]:
     """Return the parameter groups with a learning rate among the metrics of a run."""
-    named = (_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
+    named = (RATE_OF_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
     return sorted({int(match[1]) for match in named if match})
 
 
 def is_rate(name: str) -> bool:
     """Return True if a metric is the learning rate of a parameter group."""
-    return _GROUP.fullmatch(name) is not None
+    return RATE_OF_GROUP.fullmatch(name) is not None
 
 
 def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -48,7 +48,10 @@ NEAR = 0.04
 
 @dataclass(frozen=True)
 class RunCurve:
-    """The curve of one run, number ``place`` of those compared, its steps counted from the run's origin."""
+    """A curve of one run, number ``place`` of those compared, its steps counted from the run's origin.
+
+    ``letter`` is that of the run, with the name of the curve behind it if the run has several.
+    """
 
     place: int
     letter: str
@@ -60,8 +63,11 @@ class RunCurve:
     ) -> RunCurve | None:
         """Return the curve of a series or metric; None if it is empty."""
         curve = Curve.read(answer, series, events)
-        if curve.is_empty:
-            return None
+        return None if curve.is_empty else cls.of(place, letter, curve, events, origin)
+
+    @classmethod
+    def of(cls, place: int, letter: str, curve: Curve, events: Events, origin: int) -> RunCurve:
+        """Return a curve of a run, its steps counted from the run's origin."""
         holes = [Hole(hole.first - origin, hole.last - origin, hole.whys, hole.gaps) for hole in events.holes]
         return cls(place, letter, replace(curve, buckets=curve.buckets.shifted(-origin), holes=holes))
 
@@ -82,19 +88,33 @@ class Mark:
 
 
 def of_stat(
-    strands: Sequence[RunCurve], span: axes.Span, stat: Stat, enter: float | None, marked: Sequence[Mark], axis: str
+    strands: Sequence[RunCurve],
+    span: axes.Span,
+    stat: Stat,
+    enter: float | None,
+    marked: Sequence[Mark],
+    axis: str,
+    levels: Sequence[curves.Level] = (),
 ) -> axes.Figure:
-    """Return a stat of one layer in each run, and the steps at which their incidents opened."""
+    """Return a stat of one layer in each run, the threshold and other levels, and the steps of their incidents."""
     if not strands:
         return _nothing(span, STAT_HEIGHT, f"{stat.title}: no value of this parameter in these steps.", axis)
     if stat.is_log:
-        levels = [] if enter is None or not stat.has_threshold else [enter]
+        levels = [*levels, *(_threshold(enter, levels) if stat.has_threshold else [])]
         drawn, floor, top = _log(strands, span, STAT_HEIGHT, levels)
     else:
         drawn, floor, top = _linear(strands, span, STAT_HEIGHT, from_zero=True)
-    _mark(drawn, marked, span)
+    mark(drawn, marked, span)
     unseen = event_marks.pointers([{"from": m.step, "to": m.step, "text": m.words} for m in marked], span, top)
     return _figure(strands, span, drawn, floor, top, Unit(), axis, unseen)
+
+
+def _threshold(enter: float | None, others: Sequence[curves.Level]) -> list[curves.Level]:
+    """Return the threshold; alone its label is on the left, as the letters of lines are at their ends."""
+    if enter is None:
+        return []
+    is_upper = not any(level.is_upper for level in others)
+    return [curves.Level("threshold", enter, palette.ORANGE, is_upper=is_upper, is_left=not others)]
 
 
 def of_run_metric(strands: Sequence[RunCurve], span: axes.Span, unit: Unit, nothing: str, axis: str) -> axes.Figure:
@@ -157,14 +177,15 @@ def _crosses(strand: RunCurve, top: float) -> list[dict[str, Any]]:
 
 
 def _log(
-    strands: Sequence[RunCurve], span: axes.Span, height: int, levels: Sequence[float]
+    strands: Sequence[RunCurve], span: axes.Span, height: int, levels: Sequence[curves.Level]
 ) -> tuple[dict[str, Any], float, float]:
     """Return the layout, the floor for exact zeros, and a height near the top."""
-    drawn, top, floor = curves.log_plot([strand.curve for strand in strands], span, height, levels)
-    for value in levels:
-        level = curves.Level("threshold", value, palette.ORANGE, is_upper=True)
+    drawn, top, floor = curves.log_plot(
+        [strand.curve for strand in strands], span, height, [level.value for level in levels]
+    )
+    for level in levels:
         drawn["shapes"] = [*drawn.get("shapes", []), level.line()]
-        drawn["annotations"].append({**level.label(), "x": 0, "xanchor": "left", "xshift": 4})
+        drawn["annotations"].append(level.label())
     return drawn, floor, top
 
 
@@ -192,7 +213,7 @@ def _labels(
         lowest = max((label["y"] * _plot_px(drawn) + label["yshift"] for label in near), default=-math.inf)
         shift = max(0.0, lowest + LABEL_PX - height * _plot_px(drawn)) if place else 0.0
         at = {"x": step, "xref": "x", "y": height, "yref": "paper", "yshift": shift, "xshift": 3}
-        text = f'<b><span style="color:{strand.colour}">{strand.letter}</span></b>'
+        text = f'<b><span style="color:{strand.colour}">{strand.letter[:1]}</span></b>'
         labels.append({"text": text, **at, "xanchor": "left", "yanchor": "middle", "showarrow": False})
     return labels
 
@@ -214,7 +235,7 @@ def _plot_px(drawn: Mapping[str, Any]) -> float:
     return float(drawn["height"] - drawn["margin"]["t"] - drawn["margin"]["b"])
 
 
-def _mark(drawn: dict[str, Any], marked: Sequence[Mark], span: axes.Span) -> None:
+def mark(drawn: dict[str, Any], marked: Sequence[Mark], span: axes.Span) -> None:
     """Add a line where an incident opened, with the run and its number above."""
     lines: list[dict[str, Any]] = []
     for mark in marked:

@@ -32,6 +32,7 @@ SLOTS = {
     "compare-csv": "href",
     "compare-notes": static.TREES,
     "compare-runs": static.TREES,
+    "compare-setup": static.TREES,
     "compare-adding": "hidden",
     "compare-names": "children",
     "compare-picker": static.TREES,
@@ -70,7 +71,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         static.slot("compare-picker", contents.get("compare-picker")),
         # Hidden by the style sheet while runs are chosen: Dash draws anew all that is in what it hides or shows.
         html.Div(
-            [_figures(contents), difference_table.card(contents)],
+            [_setup(contents), _figures(contents), difference_table.card(contents)],
             id="compare-body",
             className="columns",
         ),
@@ -96,6 +97,7 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-said": html.H1(comparison.sentence(numbers, data.common), className="verdict compared"),
         "compare-csv": share_bar.compared_url(_named(data, wanted), "compare"),
         "compare-runs": static.encode(run_table.table(data, numbers, wanted)),
+        "compare-setup": static.encode(run_table.configurations(data)),
         "compare-layer": static.encode(_layer(data, wanted)),
         "compare-legend": _legend(data),
         "compare-reset": not wanted.view.is_zoomed,
@@ -131,7 +133,8 @@ def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
                 html.Span(f": all stats of this parameter in {run.name}", className="unseen"),
             ]
             links.append(dcc.Link(words, href=layer_url(run.name, data.layer, number, view)))
-    return [html.Span(data.layer, className="layer"), html.Span(["all its stats in ", *links], className="ways-on")]
+    named = html.Span(elements.parameter(data.layer, data.names), className="layer", title=data.layer)
+    return [named, html.Span(["all its stats in ", *links], className="ways-on")]
 
 
 def _legend(data: CompareData) -> list[Any]:
@@ -143,6 +146,11 @@ def _legend(data: CompareData) -> list[Any]:
 def _offered(data: CompareData, wanted: CompareView) -> dict[str, bool]:
     layers = [layer for run in data.runs for layer in run.layers]
     return {f"compare-{option}": hidden for option, hidden in figure_controls.offered(wanted.view, layers).items()}
+
+
+def _setup(contents: Mapping[str, Any]) -> html.Section:
+    slot = static.slot("compare-setup", contents.get("compare-setup"))
+    return elements.card("setup", slot, title="Configuration", aside="what differs first")
 
 
 def _figures(contents: Mapping[str, Any]) -> html.Div:

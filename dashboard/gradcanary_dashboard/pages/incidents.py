@@ -1,4 +1,4 @@
-"""The list of the incidents of all runs: open ones, then the history."""
+"""The list of the incidents of all runs, by run: those with open ones first."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from dash import dcc, html
 
 from gradcanary_dashboard.address import incidents as incidents_address
 from gradcanary_dashboard.address.incidents import Filter
-from gradcanary_dashboard.address.run import View, run_url
+from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.collector.incidents import IncidentPage
 from gradcanary_dashboard.components import elements, incident_text, share_bar, static
-from gradcanary_dashboard.components.incident_card import actions
+from gradcanary_dashboard.components.incident_card import actions, tally
 from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.text import numbers
 
 SLOTS = {"incidents-csv": "href", "incidents-listed": TREES, "incidents-rules": "children"}
 """Id and property of each slot that a refresh fills."""
 
-TITLES = {"open": "Open", "over": "History", "resolved": "Resolved", "ended": "Ended"}
-OPEN, NEWEST = ("the worst", "The worst", "Further"), ("the newest", "Newest", "Older")
-"""The texts of the links to the first and the next page, of open incidents and of others."""
+WORDS = {"open": ("the worst", "Further open ones"), "over": ("the newest", "Older ones")}
+"""The words for a part of the open incidents and of the history, and of the link to the following part."""
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -36,92 +35,67 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def fill(chapters: Sequence[IncidentPage], chosen: Filter, rules: Sequence[str], url: str) -> dict[str, Any]:
     """Return the contents of every slot; ``url`` is the collector's address."""
-    listed = [section for chapter in chapters for section in _section(chapter, chosen)]
+    listed = [_section(run, incidents) for run, incidents in _by_run(chapters).items()]
     return {
         "title": "Incidents",
         "incidents-rules": _options({"": "every rule", **{rule: rule.replace("_", " ") for rule in rules}}),
         "incidents-csv": share_bar.incidents_url(incidents_address.url(replace(chosen, before=None))),
-        "incidents-listed": static.encode(listed or _none(chosen, url)),
+        "incidents-listed": static.encode([*listed, *_paging(chapters, chosen)] if listed else _none(chosen, url)),
     }
 
 
+def _by_run(chapters: Sequence[IncidentPage]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the incidents by run: runs with open ones first, and of each its open ones."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for chapter in chapters:
+        for incident in chapter.incidents:
+            found.setdefault(incident["run"], []).append(incident)
+    return found
+
+
+def _section(run: str, incidents: Sequence[Mapping[str, Any]]) -> html.Section:
+    """Return a run with its state, the number of its incidents, and each of them."""
+    name = html.H2(dcc.Link(run, href=run_url(run)))
+    state, count = elements.run_state(incidents[0]["run_state"]), html.Span(tally(incidents), className="aside")
+    head = html.Div([name, state, count], className="head")
+    return html.Section([head, *map(row, incidents)], className="chapter", **elements.attributes(data_key=run))
+
+
 def row(incident: Mapping[str, Any]) -> html.Article:
-    """Return one incident: severity, run, summary, times, acknowledgement and last messages."""
-    number, run = int(incident["id"]), incident["run"]
-    rule = incident["rule"].replace("_", " ")
-    title = [
-        elements.badge(incident["severity"], incident["severity"]),
-        dcc.Link(f"#{number} {rule}", href=f"/incidents/{number}", className="name"),
-        incident_text.outcome(incident),
-    ]
-    where = dcc.Link(run, href=run_url(run, View(incident=number)), className="layer")
-    said = html.Div(
-        [
-            html.H3(title, id=f"row-{number}"),
-            html.P(elements.prose(incident["summary"]), className="said"),
-            html.P([html.Span(each) for each in [where, *_facts(incident)]], className="dim facts"),
-        ]
-    )
-    classes = f"row tone-{incident['severity']} {'open' if incident['state'] == 'open' else 'resolved'}"
-    held = elements.attributes(aria_labelledby=f"row-{number}")
-    return html.Article(
-        [said, _counts(incident), *(actions(incident) if incident["state"] == "open" else [])],
-        className=classes,
-        **held,
-    )
-
-
-def _facts(incident: Mapping[str, Any]) -> list[Any]:
-    facts = [f"since step {numbers.integer(incident['since_step'])}", elements.moment(incident["opened"], "opened ")]
-    if incident["resolved"]:
-        facts.append(elements.moment(incident["resolved"], f"{incident['state']} "))
-    if incident["reopened"]:
-        facts.append(f"reopened {numbers.plural(incident['reopened'], 'time')}")
-    return [*facts, *incident_text.related(incident), *incident_text.quiet(incident), incident_text.told(incident)]
-
-
-def _counts(incident: Mapping[str, Any]) -> html.Div:
-    counts = incident["counts"]
+    """Return one incident in a line: severity, rule and count, summary, first sign, age, state, and who knows."""
+    number, severity = int(incident["id"]), incident["severity"]
     is_open = incident["state"] == "open"
-    layers = counts["firing" if is_open else "ever"]
-    if not counts["ever"]:
-        return html.Div(
-            [html.Div("run", className="value"), html.Div("as a whole", className="dim")], className="counts"
-        )
-    value = html.Div(
-        f"{numbers.integer(layers)} / {numbers.integer(counts['layers'])}",
-        className="value bad" if is_open and incident["severity"] == "critical" else "value",
-    )
-    more = f", {numbers.integer(counts['ever'])} ever" if is_open and counts["ever"] > layers else ""
-    return html.Div([value, html.Div(f"layers{more}", className="dim")], className="counts")
+    title = [
+        elements.severity_icon(severity),
+        dcc.Link(f"#{number} {incident_text.headline(incident)}", href=f"/incidents/{number}", className="name"),
+    ]
+    facts = [*incident_text.related(incident), *incident_text.quiet(incident)]
+    facts += [incident_text.told(incident)] if is_open else []
+    more = [html.P([html.Span(each) for each in facts], className="dim facts")] if facts else []
+    parts = [
+        html.H3(title, id=f"row-{number}", className="named"),
+        html.Div([html.P(elements.prose(incident["summary"])), *more], className="said"),
+        html.Span(f"since {numbers.integer(incident['since_step'])}", className="dim"),
+        html.Span(elements.moment(incident["opened"]), className="dim"),
+        incident_text.outcome(incident),
+        *(actions(incident) if is_open else []),
+    ]
+    held = elements.attributes(aria_labelledby=f"row-{number}")
+    return html.Article(parts, className=f"row tone-{severity} {'open' if is_open else 'resolved'}", **held)
 
 
-def _section(chapter: IncidentPage, chosen: Filter) -> list[html.Section]:
-    if not chapter.incidents:
-        return []
-    count = numbers.integer(len(chapter.incidents))
+def _paging(chapters: Sequence[IncidentPage], chosen: Filter) -> list[html.Nav]:
+    """Return what part of all incidents is shown, and the links to the first and the following parts."""
+    links: list[Any] = []
     if chosen.before is not None:
-        count = f"{_words(chapter)[2].lower()}, {count}"
-    tally = count if chapter.next is None or chosen.before is not None else f"{_words(chapter)[0]} {count}"
-    state = TITLES[chapter.state]
-    head = html.Div([html.H2(state), html.Span(tally, className="aside")], className="head")
-    return [html.Section([head, *map(row, chapter.incidents), *_paging(chapter, chosen)], className="chapter")]
-
-
-def _paging(chapter: IncidentPage, chosen: Filter) -> list[html.Nav]:
-    """Return the links to the next page and to the first; ``state`` is named if the list has both states."""
-    links, (_, first, on) = [], _words(chapter)
-    if chosen.before is not None:
-        links.append(dcc.Link(first, href=incidents_address.url(replace(chosen, before=None)), className="do"))
-    if chapter.next is not None:
-        following = replace(chosen, state=chapter.state, before=chapter.next)
-        links.append(dcc.Link(on, href=incidents_address.url(following), className="do"))
-    words = f"Pages of {TITLES[chapter.state].lower()}"
-    return [html.Nav(links, className="paging", **elements.attributes(aria_label=words))] if links else []
-
-
-def _words(chapter: IncidentPage) -> tuple[str, str, str]:
-    return OPEN if chapter.state == "open" else NEWEST
+        links.append(dcc.Link("The first", href=incidents_address.url(replace(chosen, before=None)), className="do"))
+    for chapter in chapters:
+        if chapter.next is not None:
+            part, on = WORDS["open" if chapter.state == "open" else "over"]
+            following = replace(chosen, state=chapter.state, before=chapter.next)
+            shown = f"{part} {numbers.integer(len(chapter.incidents))} are above" if chosen.before is None else ""
+            links.append(dcc.Link(on, href=incidents_address.url(following), className="do", title=shown))
+    return [html.Nav(links, className="paging", **elements.attributes(aria_label="Further incidents"))] if links else []
 
 
 def _none(chosen: Filter, url: str) -> html.P | html.Div:

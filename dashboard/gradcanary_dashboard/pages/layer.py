@@ -30,6 +30,7 @@ from gradcanary_dashboard.components import (
 )
 from gradcanary_dashboard.figures import axes, curves
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import EXPLAINED, explain
 
 HEIGHT = 190
 
@@ -85,7 +86,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
     mine = {incident["id"] for incident in data.incidents}
     events = Events.of(data.run, [mark for mark in absmax["marks"] if mark["incident"] in mine])
     siblings = layers.siblings(data.layers, layer)
-    listed = layers.around(siblings, layer)
+    listed, common = layers.around(siblings, layer), layers.common(data.layers)
     figures: dict[str, Any] = {}
     for name, stat in STATS.items():
         figures |= _stat(data, stat, span, events)
@@ -101,9 +102,9 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         ),
         "layer-reset": not view.is_zoomed,
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),
-        "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"])),
+        "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"], common)),
         "layer-incidents-tally": incident_card.tally(data.incidents),
-        "siblings": layer_table.rows(run, listed, layer, view),
+        "siblings": layer_table.rows(run, listed, layer, view, common),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",
         "layer-notes": notes.cards({**data.run, "facts": _facts(data)}),
         **figures,
@@ -113,7 +114,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
 def _crumbs(run: str, layer: str, view: View) -> html.Nav:
     """Return the breadcrumbs; the run's link keeps the steps and draws this layer's trend."""
     back = run_url(run, replace(view.steps(), layer=layer))
-    return elements.crumbs([("Runs", "/"), (run, back)], layer)
+    return elements.crumbs([("Runs", "/"), (run, back)], elements.parameter(layer))
 
 
 def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[str, Any]:
@@ -151,7 +152,9 @@ def _card(stat: Stat, contents: Mapping[str, Any]) -> html.Div:
     drawn = elements.graph(name, contents.get(name), f"{stat.title} of this parameter over the steps")
     note = html.Span(contents.get(f"note-{stat.name}"), id=f"note-{stat.name}")
     hidden = contents.get(f"shown-{stat.name}", True)
-    card = elements.card(f"curve-{stat.name}", drawn, title=stat.title, aside=note)
+    word = stat.name.replace("_", " ")
+    title = elements.explained(stat.title, explain(word)) if word in EXPLAINED else stat.title
+    card = elements.card(f"curve-{stat.name}", drawn, title=title, aside=note)
     return html.Div(card, id=f"shown-{stat.name}", hidden=hidden)
 
 
@@ -161,7 +164,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             elements.card("incidents", incidents, title="Its incidents", aside=tally),
-            layer_table.card("siblings", contents, "Siblings"),
+            layer_table.card("siblings", contents, elements.explained("Siblings", explain("siblings"))),
         ],
         className="beside",
     )
@@ -171,12 +174,15 @@ def _tiles(data: LayerData) -> list[html.Div]:
     layer = data.layer
     accumulator, shape = layer["accumulator"], layer["shape"]
     baseline = layer["baseline"]
-    against = "no baseline yet" if baseline is None else f"baseline {numbers.scientific(baseline)}"
+    level = "no baseline yet" if baseline is None else f"baseline {numbers.scientific(baseline)}"
+    against = elements.explained(level, explain("baseline"))
     at = "" if layer["step"] is None else f"at step {numbers.integer(layer['step'])}"
     firing = layers.is_firing(layer)
     return [
         elements.tile("State", numbers.state(layer["state"]), at, bad=layer["state"] == "nonfinite"),
-        elements.tile("absmax", numbers.scientific(layer["absmax"]), against, bad=firing),
+        elements.tile(
+            elements.explained("absmax", explain("absmax")), numbers.scientific(layer["absmax"]), against, bad=firing
+        ),
         elements.tile("Accumulator", accumulator["stored"] or numbers.NOTHING, _dtypes(layer)),
         elements.tile("Shape", _shape(shape), [*_k(layer), f"{numbers.integer(math.prod(shape))} elements"]),
     ]
@@ -187,13 +193,17 @@ def _shape(shape: list[int]) -> str:
 
 
 def _k(layer: layers.Layer) -> list[html.Span]:
-    return [] if layer["micro_steps"] is None else [html.Span(f"K {numbers.integer(layer['micro_steps'])}")]
+    return (
+        []
+        if layer["micro_steps"] is None
+        else [elements.explained(f"K {numbers.integer(layer['micro_steps'])}", explain("K"))]
+    )
 
 
 def _dtypes(layer: layers.Layer) -> list[html.Span]:
     accumulator = layer["accumulator"]
     told = {"declared": accumulator["declared"], "effective": accumulator["effective"], "weights": layer["param_dtype"]}
-    return [html.Span(f"{name} {dtype}") for name, dtype in told.items() if dtype is not None]
+    return [elements.explained(f"{name} {dtype}", explain(name)) for name, dtype in told.items() if dtype is not None]
 
 
 def _facts(data: LayerData) -> list[Mapping[str, Any]]:

@@ -19,9 +19,11 @@ from gradcanary_dashboard.collector import endpoints as failing_endpoints
 from gradcanary_dashboard.collector import incidents as incident_data
 from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
-from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.client import Answer, Collector
 from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.collector.incident import load_curves
 from gradcanary_dashboard.components import elements, run_picker
+from gradcanary_dashboard.figures import incident as incident_figures
 from gradcanary_dashboard.pages import compare as compare_page
 from gradcanary_dashboard.pages import first_start
 from gradcanary_dashboard.pages import incident as incident_page
@@ -96,20 +98,28 @@ def is_page(pathname: str) -> bool:
     return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
 
 
+def _run_lists(collector: Collector, chosen: runs_address.Listing) -> tuple[Answer, Answer | None]:
+    """Return a page of runs, and those that need attention where they have a section of their own."""
+    section, others = chosen.sections()
+    return collector.runs(**others), None if section is None else collector.runs(**section)
+
+
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
     """Return the version of the list of runs."""
-    listed = collector.runs(**runs_address.parse(search).question())
-    parts = listed.version, incident_data.worst(collector, state="open").version, failing_endpoints.version(collector)
-    return " ".join(parts)
+    listed, attention = _run_lists(collector, runs_address.parse(search))
+    section = "" if attention is None else attention.version
+    return f"{listed.version} {section} {failing_endpoints.version(collector)}"
 
 
 def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
     chosen = runs_address.parse(search)
-    listed, opened = collector.runs(**chosen.question()).body, incident_data.worst(collector, state="open").body
-    found, unheard, first = listed["runs"], failing_endpoints.load(collector), None
-    if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
+    listed, attention = _run_lists(collector, chosen)
+    section = None if attention is None else attention.body
+    unheard, first = failing_endpoints.load(collector), None
+    is_empty = not listed.body["runs"] and not (section and section["runs"])
+    if is_empty and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
         first = first_start.page(collector.public_url, asks_token=collector.as_reader)
-    return runs_page.fill(found, opened, chosen, unheard, following=listed["next"], first=first)
+    return runs_page.fill(listed.body, section, chosen, unheard, first=first)
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
@@ -183,19 +193,27 @@ def _load_incidents(collector: Collector, _arguments: Arguments, search: str) ->
     return incidents_page.fill(incident_data.load(collector, chosen), chosen, rules, collector.public_url)
 
 
-def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:
+def _incident_version(collector: Collector, arguments: Arguments, search: str) -> str:
     incident = collector.incident(int(arguments["incident"]))
-    around = incident_page.steps_around(incident.body, _steps(collector, incident.body["run"]))
-    return f"{incident.version} {around.from_step} {around.to_step}"
+    run = collector.run(incident.body["run"])
+    there = _steps(run.body)
+    around = incident_page.steps_around(incident.body, there)
+    seen = incident_page.pictured(incident.body, there, search)
+    is_growing = there is None or there[1] <= (seen.to_step or 0)
+    return f"{incident.version} {around.from_step} {around.to_step} {run.version if is_growing else ''}"
 
 
 def _load_incident(collector: Collector, arguments: Arguments, search: str) -> Contents:
     incident = collector.incident(int(arguments["incident"])).body
-    return incident_page.fill(incident, _steps(collector, incident["run"]), incidents_address.parse_members(search))
+    run = collector.run(incident["run"]).body
+    there = _steps(run)
+    view = incident_page.pictured(incident, there, search)
+    curves = load_curves(collector, incident, run, view, incident_figures.names(run["metrics"]))
+    return incident_page.fill(incident, curves, view, there, incidents_address.parse_members(search))
 
 
-def _steps(collector: Collector, run: str) -> run_launches.Steps | None:
-    return run_launches.measured(run_launches.launches(collector.run(run).body))
+def _steps(run: Mapping[str, Any]) -> run_launches.Steps | None:
+    return run_launches.measured(run_launches.launches(run))
 
 
 def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:

@@ -35,6 +35,8 @@ from gradcanary_dashboard.components import (
 from gradcanary_dashboard.figures import axes, curves, heatmap
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.glossary import explain
+from gradcanary_dashboard.text.names import Common
 
 IDLE = "Point at a cell for its value, click it for the parameter's curve, twice for its page."
 """What stands below the heatmap."""
@@ -126,7 +128,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         data.heatmap, span, chosen, events, data.layers, names_rows=view.order == "worst", scaled_with=other
     )
     listed, sums = _matching(data, view), accumulators.groups(data.layers)
-    rows = layers.worst_first(listed)[: layers.MAX_ROWS]
+    rows, common = layers.worst_first(listed)[: layers.MAX_ROWS], layers.common(data.layers)
     return {
         "verdict": _verdict(data),
         "tiles": static.encode(_tiles(data, sums)),
@@ -145,19 +147,19 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "layers-csv": share_bar.csv_url(run, view, "layers"),
         "accumulators": static.encode(
             [
-                *accumulators.card(sums, data.run["framework"], view.rows, has_ended=has_ended),
+                *accumulators.card(sums, data.run["framework"], view.rows, common, has_ended=has_ended),
                 *accumulators.facts(data.run),
             ]
         ),
         "accumulators-tally": accumulators.tally(sums),
-        "incidents": static.encode(incident_card.panel(data.incidents, view)),
+        "incidents": static.encode(incident_card.panel(data.incidents, view, common=common)),
         "incident-tally": incident_card.tally(data.incidents),
         "overview": static.encode(configuration.overview(data.run, data.layers)),
         "notes": notes.cards({**data.run, "facts": []}),
-        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view, common, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
-        **_trend(data, view, span, events),
+        **_trend(data, view, span, events, common),
         "vs": static.encode(run_picker.beside(run, data.other.run if data.other else None, view)),
         "vs-heatmap": _other_heatmap(data, data.other, span, view) if data.other else elements.NO_FIGURE,
     }
@@ -212,7 +214,7 @@ def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
     }
 
 
-def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
+def _trend(data: RunData, view: View, span: axes.Span, events: Events, common: Common) -> dict[str, Any]:
     if data.layer is None or data.series is None:
         return {
             "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No parameter{numbers.yet([data.run['state']])}."),
@@ -235,13 +237,15 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
     )
     return {
         "trend": drawn,
-        "trend-title": static.encode(dcc.Link(name, href=href, className="layer")),
+        "trend-title": static.encode(elements.parameter_link(name, href, common)),
         "trend-note": [f"{stat.title.lower()}{measured}: mean in its min to max", *_vs(data.other)],
         "trend-csv": share_bar.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
         "chosen": static.encode(
             [
                 html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **elements.attributes(aria_hidden="true")),
-                dcc.Link(f"{name}: all its stats", href=href, className="layer"),
+                dcc.Link(
+                    [*elements.parameter(name, common), ": all its stats"], href=href, className="layer", title=name
+                ),
             ]
         ),
     }
@@ -357,9 +361,10 @@ def _below_layers(data: RunData) -> list[html.Span]:
     """Return how many layers are low, how many parameters are frozen, and how many layers were frozen later."""
     frozen, _ = layers.frozen(data.run, data.layers)
     later = sum(layer["state"] == "not_trainable" for layer in data.layers)
-    said = [numbers.low(data.run["below_threshold"]), frozen.partition(":")[0]]
-    said += [f"{numbers.plural(later, 'parameter')} not trainable"] if later else []
-    return [html.Span(words) for words in said if words]
+    low = numbers.low(data.run["below_threshold"])
+    said = [frozen.partition(":")[0], f"{numbers.plural(later, 'parameter')} not trainable" if later else ""]
+    shown = [elements.explained(low, explain("low"))] if low else []
+    return [*shown, *(html.Span(words) for words in said if words)]
 
 
 def _pulse(data: RunData) -> list[Any]:

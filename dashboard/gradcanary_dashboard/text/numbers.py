@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -68,10 +69,20 @@ percent = wording.percent
 plural = wording.count
 
 
+def setting(value: bool | float | str) -> str:
+    """Return a value as it was set: ``100,000``, ``0.9999999``, ``1e-8``."""
+    if isinstance(value, (bool, str)):
+        return str(value)
+    return re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", f"{value:,.12g}")
+
+
 def seconds(number: float | None) -> str:
-    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, None as a dash."""
+    """Return ``163 ms``, ``2.04 s``, ``3 min 20 s`` or ``3 h 20 min``, None as a dash."""
     if number is None:
         return NOTHING
+    if number >= 7170:
+        hours, minutes = divmod(round(number / 60), 60)
+        return f"{hours:,} h {minutes} min"
     if number >= 119.5:
         minutes, rest = divmod(round(number), 60)
         return f"{minutes:,} min {rest} s"

@@ -37,6 +37,7 @@ SCRIPTS_IN_ORDER = (
     "forms",
     "incidents",
     "rules",
+    "runs",
     "keys",
     "sharing",
 )

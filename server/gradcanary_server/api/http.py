@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -24,6 +24,7 @@ from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.validation import LIMITS, check_text, parse
 
 Json = dict[str, object]
+T = TypeVar("T")
 
 MAX_GZIP_BYTES = 2**20
 """Limit of a compressed body."""
@@ -149,8 +150,23 @@ def _too_large(limit: int, unit: str) -> RequestError:
     return RequestError(413, "too_large", f"A body has at most {limit} {unit}.")
 
 
-def etag_response(request: Request, parts: Iterable[object], build: Callable[[], Mapping[str, object]]) -> Response:
-    """Return 304 if the client has this answer already, else the JSON of ``build()``.
+def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a value of dicts, lists and dataclasses as JSON."""
+    return Response(orjson.dumps(value), media_type="application/json", headers=headers)
+
+
+def png_response(picture: bytes, headers: Mapping[str, str]) -> Response:
+    """Return a picture."""
+    return Response(picture, media_type="image/png", headers=headers)
+
+
+def etag_response(
+    request: Request,
+    parts: Iterable[object],
+    build: Callable[[], T],
+    answer: Callable[[T, Mapping[str, str]], Response] = json_response,
+) -> Response:
+    """Return 304 if the client has this answer already, else the ``answer`` of ``build()``.
 
     The ETag is made of the URL and the text of ``parts``, which differ when the answer does.
     """
@@ -159,12 +175,7 @@ def etag_response(request: Request, parts: Iterable[object], build: Callable[[],
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return json_response(build(), headers)
-
-
-def json_response(value: object, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a value of dicts, lists and dataclasses as JSON."""
-    return Response(orjson.dumps(value), media_type="application/json", headers=headers)
+    return answer(build(), headers)
 
 
 def author_name(request: Request, given: str | None) -> str:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BeforeValidator
-from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, case, func, select, update
+from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, case, func, select, tuple_, update
 from typing_extensions import TypedDict
 
 from gradcanary.remedies import Fix
+from gradcanary.wording import shared_ends
+from gradcanary_server.api.charts import block_name
 from gradcanary_server.api.endpoints import DeliveryBase, DeliveryState, deliveries_to_json
-from gradcanary_server.api.http import Json, JsonRoute, author_name, etag_response, json_response, select_keys
-from gradcanary_server.api.models import Count
+from gradcanary_server.api.errors import Refusal
+from gradcanary_server.api.http import (
+    Json,
+    JsonRoute,
+    author_name,
+    etag_response,
+    json_response,
+    png_response,
+    select_keys,
+)
+from gradcanary_server.api.models import Count, RunState
+from gradcanary_server.api.run_reader import ReaderDep
 from gradcanary_server.api.services import Services, ServicesDep
 from gradcanary_server.clock import Moment, timestamp
-from gradcanary_server.errors import RequestError, invalid
-from gradcanary_server.incidents import service, silences
+from gradcanary_server.errors import RequestError, invalid, unknown_incident
+from gradcanary_server.incidents import liveness, repository, service, silences
 from gradcanary_server.incidents.causes import LikelyCause
 from gradcanary_server.incidents.detail import IncidentDetail, load_details
 from gradcanary_server.incidents.explanation import Explanation
 from gradcanary_server.incidents.lifecycle import PROCESS_RULES, RANKS, State
+from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.repository import WHOLE_RUN_NO
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify.endpoints import label
@@ -50,6 +63,11 @@ PAGE = 100
 """Incidents of one answer at most."""
 
 WHOLE_RUN_NAME = "(whole run)"
+
+PNG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/png": {}}},
+    501: {"model": Refusal, "description": "The collector has no Pillow; the body says how to install it."},
+}
 
 router = APIRouter(prefix="/api/v1", route_class=JsonRoute)
 
@@ -104,6 +122,7 @@ class IncidentSummary(TypedDict):
 
     id: int
     run: str
+    run_state: RunState
     rule: Rule
     severity: Severity
     state: State
@@ -134,6 +153,7 @@ class MemberShape(TypedDict):
 
     layer: Count | None
     name: str
+    block: str
     since_step: Step
     until_step: Step | None
     value: float | None
@@ -154,6 +174,22 @@ class IncidentShape(IncidentSummary):
 
     layers: list[MemberShape]
     deliveries: list[IncidentDelivery]
+
+
+class SharedEnds(TypedDict):
+    """What the names of all layers of a run begin and end with, in whole parts; pages leave it out."""
+
+    prefix: str
+    suffix: str
+
+
+class IncidentAmongOthers(IncidentShape):
+    """An incident with those before and after it: of its run, beyond them those of the run before and after."""
+
+    names: SharedEnds
+
+    previous: int | None
+    next: int | None
 
 
 class IncidentList(TypedDict):
@@ -221,26 +257,36 @@ def list_incidents(
         order = PageOrder((incident.c.incident_id,) if filters.sort == "newest" else _worst_first())
         rows, following = order.page(connection, _query(connection, filters), before, limit)
         ids = [row["incident_id"] for row in rows]
-        active = silences.active_silences(connection, services.database.now(connection))
+        now = Momentary.read(connection, ids, services)
 
         def build() -> Json:
             public_url = services.settings.public_url
-            return {"incidents": summaries(connection, ids, public_url, active, detailed), "next": following}
+            return {"incidents": summaries(connection, ids, public_url, now, detailed), "next": following}
 
-        return etag_response(request, [following, ids, *_etag_parts(connection, ids, active)], build)
+        return etag_response(request, [following, ids, *_etag_parts(connection, ids, now)], build)
 
 
-@router.get("/incidents/{number}", response_model=IncidentShape)
+@router.get("/incidents/{number}", response_model=IncidentAmongOthers)
 def show_incident(request: Request, services: ServicesDep, number: int) -> Response:
     """Answer one incident with its layers and deliveries."""
     with services.database.read() as connection:
-        _run_of(connection, number)
-        active = silences.active_silences(connection, services.database.now(connection))
-        parts = _etag_parts(connection, [number], active)
+        run_id = _run_of(connection, number)
+        now, beside = Momentary.read(connection, [number], services), _neighbours(connection, run_id, number)
+        parts = [beside, *_etag_parts(connection, [number], now)]
         return etag_response(request, parts, lambda: _to_json(connection, number, services))
 
 
-@router.post("/incidents/{number}/ack", response_model=IncidentShape)
+@router.get("/incidents/{number}/picture.png", response_class=Response, responses=PNG)
+def show_picture(request: Request, reader: ReaderDep, number: int) -> Response:
+    """Answer the picture of an incident: the curves of its worst layers around its first sign, loss, learning rates."""
+    with reader.database.read() as connection:
+        _run_of(connection, number)
+        parts = [reader.rules, *_revisions(connection, [number])]
+    pictures = PictureReader(reader.database, reader.measurements, reader.rules)
+    return etag_response(request, parts, lambda: pictures.draw(number), png_response)
+
+
+@router.post("/incidents/{number}/ack", response_model=IncidentAmongOthers)
 def acknowledge(request: Request, services: ServicesDep, number: int, ack: Acknowledgement) -> Response:
     """Acknowledge an incident, and answer it; a second acknowledgement replaces the first, and keeps a note it has no
     other for."""
@@ -260,6 +306,22 @@ def acknowledge(request: Request, services: ServicesDep, number: int, ack: Ackno
     # Texts are composed after the write transaction: that takes longer than other writers should wait.
     with services.database.read() as connection:
         return json_response(_to_json(connection, number, services))
+
+
+@dataclass(frozen=True)
+class Momentary:
+    """What changes without a new revision of a run: the active silences, and the states of runs by name."""
+
+    silences: Sequence[Silence]
+    run_states: Mapping[str, str]
+
+    @classmethod
+    def read(cls, connection: Connection, ids: Sequence[int], services: Services) -> Momentary:
+        """Return it for these incidents."""
+        at = services.database.now(connection)
+        run_ids = connection.scalars(select(incident.c.run_id).where(incident.c.incident_id.in_(ids)).distinct()).all()
+        states = liveness.read_states(connection, run_ids, at, services.rules.silent)
+        return cls(silences.active_silences(connection, at), states)
 
 
 def unix_time(moment: datetime) -> float:
@@ -315,16 +377,28 @@ def _run_of(connection: Connection, number: int) -> int:
     query = select(incident.c.run_id).where(incident.c.incident_id == number)
     run_id = connection.execute(query).scalar_one_or_none() if 0 <= number <= MAX_ID else None
     if run_id is None:
-        raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
+        raise unknown_incident(number)
     return int(run_id)
 
 
-def _etag_parts(connection: Connection, ids: Sequence[int], active: Sequence[Silence]) -> list[object]:
-    query = select(incident.c.incident_id, run.c.name, run.c.revision).join(run, run.c.run_id == incident.c.run_id)
-    rows = connection.execute(query.where(incident.c.incident_id.in_(ids)).order_by(incident.c.incident_id))
+def _neighbours(connection: Connection, run_id: int, number: int) -> dict[str, int | None]:
+    """Return the incidents before and after one in the order of runs and incidents."""
+    key, own = tuple_(incident.c.run_id, incident.c.incident_id), tuple_(run_id, number)
+    query = select(incident.c.incident_id).limit(1)
+    before = query.where(key < own).order_by(incident.c.run_id.desc(), incident.c.incident_id.desc())
+    after = query.where(key > own).order_by(incident.c.run_id, incident.c.incident_id)
+    return {"previous": connection.scalar(before), "next": connection.scalar(after)}
+
+
+def _etag_parts(connection: Connection, ids: Sequence[int], now: Momentary) -> list[object]:
     # Deliveries change without a new revision of the run.
     sent = _deliveries(connection, ids, delivery.c.attempts, delivery.c.next_attempt)
-    return [*rows, *(tuple(row.values()) for row in sent), *active]
+    return [*_revisions(connection, ids), *(tuple(row.values()) for row in sent), *now.silences, now.run_states]
+
+
+def _revisions(connection: Connection, ids: Sequence[int]) -> Iterable[object]:
+    query = select(incident.c.incident_id, run.c.name, run.c.revision).join(run, run.c.run_id == incident.c.run_id)
+    return connection.execute(query.where(incident.c.incident_id.in_(ids)).order_by(incident.c.incident_id)).all()
 
 
 def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) -> Sequence[RowMapping]:
@@ -337,37 +411,39 @@ def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) 
 
 
 def summaries(
-    connection: Connection, ids: Sequence[int], public_url: str, active: Sequence[Silence], detailed: int = 0
+    connection: Connection, ids: Sequence[int], public_url: str, now: Momentary, detailed: int = 0
 ) -> list[Json]:
     """Return incidents without their layers and deliveries, but the first ``detailed`` of them with both."""
     last_deliveries = _last_deliveries(connection, ids)
     deliveries = _deliveries_by_incident(connection, ids[:detailed])
     details = load_details(connection, ids, is_brief=True)
     return [
-        _summary(detail, public_url, active, last_deliveries[detail.id])
+        _summary(detail, public_url, now, last_deliveries[detail.id])
         | ({"layers": _members(detail), "deliveries": deliveries[detail.id]} if detail.id in deliveries else {})
         for detail in details
     ]
 
 
 def _to_json(connection: Connection, number: int, services: Services) -> Json:
-    """Return an incident with its layers and deliveries."""
-    _run_of(connection, number)
-    active = silences.active_silences(connection, services.database.now(connection))
-    return summaries(connection, [number], services.settings.public_url, active, 1)[0]
+    """Return an incident with its layers, deliveries and neighbours."""
+    run_id, now = _run_of(connection, number), Momentary.read(connection, [number], services)
+    [told] = summaries(connection, [number], services.settings.public_url, now, 1)
+    prefix, suffix = shared_ends(repository.layer_names(connection, run_id).values())
+    return {**told, "names": {"prefix": prefix, "suffix": suffix}, **_neighbours(connection, run_id, number)}
 
 
 def _members(detail: IncidentDetail) -> list[Json]:
     """Return the layers of an incident as JSON."""
-    members = [
-        {
-            **vars(member),
-            "layer": layer_no,
-            "name": WHOLE_RUN_NAME if layer_no is None else detail.layers[layer_no].name,
-        }
+    names = {
+        layer_no: WHOLE_RUN_NAME if layer_no is None else detail.layers[layer_no].name for layer_no in detail.members
+    }
+    return [
+        select_keys(
+            MemberShape,
+            {**vars(member), "layer": layer_no, "name": names[layer_no], "block": block_name(names[layer_no])},
+        )
         for layer_no, member in detail.members.items()
     ]
-    return [select_keys(MemberShape, member) for member in members]
 
 
 def _deliveries_by_incident(connection: Connection, ids: Sequence[int]) -> dict[int, list[IncidentDelivery]]:
@@ -392,18 +468,17 @@ def _last_deliveries(connection: Connection, ids: Sequence[int]) -> dict[int, li
     return last_deliveries
 
 
-def _summary(
-    detail: IncidentDetail, public_url: str, active: Sequence[Silence], last_deliveries: Sequence[LastDelivery]
-) -> Json:
+def _summary(detail: IncidentDetail, public_url: str, now: Momentary, last_deliveries: Sequence[LastDelivery]) -> Json:
     record, ack = detail.incident, detail.ack
     computed = {
         "id": detail.id,
         "run": detail.run,
+        "run_state": now.run_states[detail.run],
         "opened": timestamp(record.opened),
         "resolved": timestamp(record.resolved),
         "reopened_at": timestamp(record.reopened_at),
         "acked": None if ack is None else {"at": timestamp(ack.at), "by": ack.by, "note": ack.note},
-        "silenced": _silenced(detail, active),
+        "silenced": _silenced(detail, now.silences),
         "last_deliveries": last_deliveries,
         "counts": {"firing": record.firing, "ever": record.ever_firing, "layers": record.layers},
         "caused_by": detail.caused_by,

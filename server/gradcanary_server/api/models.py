@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from gradcanary import wire
 from gradcanary_server.api.http import Array
 from gradcanary_server.clock import Moment
-from gradcanary_server.incidents.service import IncidentMark
+from gradcanary_server.incidents.service import IncidentMark, WorstIncident
 from gradcanary_server.rules.types import Severity
 from gradcanary_server.tsdb.metric_index import Series
 from gradcanary_server.validation import Step
@@ -34,18 +34,24 @@ Count = Annotated[int, Field(ge=0)]
 
 class RunSummary(TypedDict):
     """A run in a list. ``accumulators``: number of layers by accumulator dtype; ``sparkline``: float32 of log10;
-    ``severity_at_end``: the worst severity that fired when the run ended.
+    ``severity_at_end``: the worst severity that fired when the run ended; ``loss``: the metric ``loss`` without tags;
+    ``host``: of the newest launch; ``unacked``: critical incidents without an acknowledgement, the worst first.
     """
 
     run: str
     state: RunState
+    created: Moment
+    host: str | None
     step: Step | None
     last_step_at: Moment | None
     last_seen: Moment
+    loss: Series | None
     layers: Count
     firing: dict[str, int]
     below_threshold: Count
     worst: Severity | None
+    worst_incident: WorstIncident | None
+    unacked: list[int]
     accumulators: dict[str, int]
     open_incidents: list[int]
     headline: str
@@ -61,6 +67,7 @@ class RunList(TypedDict):
 
     runs: list[RunSummary]
     next: str | None
+    threshold: EnterOnly
 
 
 class SessionShape(TypedDict):
@@ -135,7 +142,6 @@ class RunShape(RunSummary):
     """A run without its measurements. ``aliases``: former names that still lead to it."""
 
     aliases: list[str]
-    created: Moment
     revision: Count
     framework: str | None
     rules_version: int | None

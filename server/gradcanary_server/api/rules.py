@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,6 +19,7 @@ from gradcanary_server.errors import RulesError, invalid
 from gradcanary_server.ops.backtests import NDJSON, BacktestResponse
 from gradcanary_server.rules import config_file
 from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.descriptions import RuleDescription, describe
 from gradcanary_server.validation import Body, Step, check_text
 
 
@@ -116,10 +117,11 @@ _LINES: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class RulesInForce(Rules):
-    """The rules of a collector, their version in its store, and their file."""
+    """The rules of a collector, their version in its store, their file, and what each rule means in words."""
 
     rules_version: int | None = None
     file: str | None = None
+    descriptions: dict[str, RuleDescription] = field(default_factory=dict)
 
 
 class TrialCreate(Body):
@@ -130,10 +132,11 @@ class TrialCreate(Body):
 
 @router.get("/rules", response_model=RulesInForce)
 def show_rules(services: ServicesDep) -> Response:
-    """Answer the rules of this collector, their version in this store, and their file."""
+    """Answer the rules of this collector, their version in this store, their file, and what each rule means."""
     file = None if services.settings.rules is None else str(services.settings.rules)
     version = services.ingest.rule_versions.current
-    return json_response({**vars(services.rules), "rules_version": version, "file": file})
+    described = describe(services.rules)
+    return json_response({**vars(services.rules), "rules_version": version, "file": file, "descriptions": described})
 
 
 @router.post("/rules/trials", response_class=StreamingResponse, response_model=TrialLine, responses=_LINES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -43,11 +43,15 @@ MAX_UNENDED = 1_000
 
 router = APIRouter(prefix="/api/v1", route_class=JsonRoute)
 
-Sort = Literal["last_seen", "created", "name"]
+Sort = Literal["last_seen", "created", "name", "worst", "loss", "step", "duration"]
 ORDERS: dict[Sort, PageOrder] = {
     "last_seen": PageOrder((run.c.last_seen, run.c.run_id), "after"),
     "created": PageOrder((run.c.created, run.c.run_id), "after"),
     "name": PageOrder((func.lower(run.c.name, type_=String()), run.c.run_id), "after", is_ascending=True),
+    "worst": PageOrder((service.worst_rank(), run.c.run_id), "after"),
+    "loss": PageOrder((metric_index.last_loss_of_run(), run.c.run_id), "after", is_ascending=True),
+    "step": PageOrder((func.coalesce(run.c.step + 1, 0), run.c.run_id), "after"),
+    "duration": PageOrder((run.c.last_seen - run.c.created, run.c.run_id), "after"),
 }
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -58,7 +62,8 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 class RunFilter:
     """The runs of a page: ``limit`` of them after a cursor, in the archive or not, ``name_contains`` in their names.
 
-    Each word of ``text`` is in the name, a tag or the note.
+    Each word of ``text`` is in the name, a tag or the note. ``unacked``: only runs with a critical incident that nobody
+    acknowledged, or only the others. ``reverse`` turns the order round.
     """
 
     name_contains: Annotated[str, Query(max_length=100)] = ""
@@ -67,7 +72,15 @@ class RunFilter:
     text: Annotated[str, Query(max_length=100)] = ""
     state: RunState | None = None
     sort: Sort = "last_seen"
+    reverse: bool = False
     archived: bool = False
+    unacked: bool | None = None
+
+    @property
+    def order(self) -> PageOrder:
+        """The order of the list."""
+        order = ORDERS[self.sort]
+        return replace(order, is_ascending=not order.is_ascending) if self.reverse else order
 
     def query(self) -> Select[Any]:
         """Return the query for the runs in their order, after the cursor; raises RequestError 422.
@@ -82,7 +95,10 @@ class RunFilter:
             conditions.append(contains(run.c.name, self.name_contains))
         if self.state is not None:
             conditions.append(run.c.ended.is_(None) if self.state in UNENDED else run.c.ended == self.state)
-        return ORDERS[self.sort].select(select(run.c.run_id).where(*conditions), self.after)
+        if self.unacked is not None:
+            is_unacked = run.c.run_id.in_(service.runs_to_acknowledge())
+            conditions.append(is_unacked if self.unacked else ~is_unacked)
+        return self.order.select(select(run.c.run_id).where(*conditions), self.after)
 
 
 class RunPatch(Body):
@@ -103,9 +119,12 @@ def list_runs(reader: ReaderDep, filters: Annotated[RunFilter, Depends()]) -> Re
     """
     with reader.database.read() as connection:
         statuses, following = page(connection, filters, reader.database.now(connection), reader.rules.silent)
-        return reader.runs_response(
-            statuses, lambda: {"runs": summaries(connection, statuses), "next": following}, following
-        )
+        threshold = {"enter": reader.rules.collapse.enter}
+
+        def build() -> Json:
+            return {"runs": summaries(connection, statuses), "next": following, "threshold": threshold}
+
+        return reader.runs_response(statuses, build, following)
 
 
 @router.get("/runs/{run}", response_model=RunShape)
@@ -180,7 +199,7 @@ def page(connection: Connection, filters: RunFilter, now: float, silent: Silent)
     ]
     listed = matches[: filters.limit]
     last = listed[-1][0] if len(matches) > filters.limit else keys[most - 1] if len(keys) > most else None
-    return [status for _, status in listed], None if last is None else ORDERS[filters.sort].cursor(last)
+    return [status for _, status in listed], None if last is None else filters.order.cursor(last)
 
 
 def summaries(connection: Connection, statuses: Sequence[RunStatus]) -> list[Json]:
@@ -188,7 +207,12 @@ def summaries(connection: Connection, statuses: Sequence[RunStatus]) -> list[Jso
     ids = [status.row.run_id for status in statuses]
     headlines = service.run_headlines(connection, ids)
     accumulators = _count_layers(connection, ids)
-    return [_summary(status, headlines[status.row.run_id], accumulators[status.row.run_id]) for status in statuses]
+    losses, hosts = metric_index.last_losses(connection, ids), run_store.read_hosts(connection, ids)
+    summarized = []
+    for run_id, status in zip(ids, statuses, strict=True):
+        beside = {"loss": losses.get(run_id), "host": hosts.get(run_id)}
+        summarized.append(_summary(status, accumulators[run_id], {**vars(headlines[run_id]), **beside}))
+    return summarized
 
 
 def to_json(connection: Connection, status: RunStatus, now: float, silent: Silent) -> Json:
@@ -198,7 +222,6 @@ def to_json(connection: Connection, status: RunStatus, now: float, silent: Silen
     return {
         **summaries(connection, [status])[0],
         "aliases": run_store.aliases_of(connection, row.run_id),
-        "created": timestamp(row.created),
         "revision": row.revision,
         "framework": row.framework,
         "rules_version": row.rules_version,
@@ -243,11 +266,12 @@ def _count_layers(connection: Connection, ids: Sequence[int]) -> dict[int, dict[
     return counts
 
 
-def _summary(status: RunStatus, headline: service.RunHeadline, accumulators: dict[str | None, int]) -> Json:
+def _summary(status: RunStatus, accumulators: dict[str | None, int], others: Json) -> Json:
     row = status.row
     computed = {
         "run": row.name,
         "state": status.state,
+        "created": timestamp(row.created),
         "step": status.step,
         "last_step_at": timestamp(status.last_step_at),
         "last_seen": timestamp(row.last_seen),
@@ -259,7 +283,7 @@ def _summary(status: RunStatus, headline: service.RunHeadline, accumulators: dic
         "archived": row.archived,
         "sparkline": encode_array(Sparkline.unpack(row.sparkline).points()),
     }
-    return select_keys(RunSummary, {**vars(headline), **computed})
+    return select_keys(RunSummary, {**others, **computed})
 
 
 def _launches(connection: Connection, run_id: int) -> list[Json]:

@@ -25,7 +25,7 @@ _READABLE = re.compile(
     /api/v1/(
         runs | runs/[^/]+ | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
         | rules
-        | incidents | incidents/[^/]+
+        | incidents | incidents/[^/]+ | incidents/[^/]+/picture\.png
         | silences | silences/preview
         | endpoints | endpoints/[^/]+ | endpoints/[^/]+/deliveries
         | storage | openapi\.json

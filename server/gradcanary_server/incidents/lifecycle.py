@@ -34,6 +34,9 @@ PROCESS_RULES = (*ABSENCE_RULES, "crash")
 _LOST_PEER = re.compile(r"nccl|gloo|closed by peer|connection (?:reset|refused)|broken pipe|DistBackend", re.IGNORECASE)
 """Exceptions of a rank that waited for one that was gone."""
 
+_MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
+"""Rules whose worst layer has the largest value; of the others it has the smallest."""
+
 RULE_CHANGE_S = 3_600.0
 """The time in which a changed rule finds a lasting fault again: 20 steps of three minutes."""
 
@@ -258,6 +261,17 @@ def close_incident(incident: Incident, step: int, now: float, resolution: str) -
     is_end = resolution in RUN_ENDS and incident.rule not in ABSENCE_RULES
     state: State = "ended" if is_end else "resolved"
     return replace(incident, state=state, resolved_step=step, resolved=now, resolution=resolution)
+
+
+def worst_members(members: Mapping[int | None, Member], rule: str) -> list[tuple[int, Member]]:
+    """Return the layers of an incident, the worst first: firing before resolved, then by severity, then by value."""
+
+    def badness(entry: tuple[int, Member]) -> tuple[bool, int, float]:
+        member = entry[1]
+        value = 0.0 if member.value is None else member.value
+        return member.until_step is not None, -RANKS[member.severity], -value if rule in _MORE_IS_WORSE else value
+
+    return sorted(((number, member) for number, member in members.items() if number is not None), key=badness)
 
 
 def _continues(case: IncidentCase, now: float, reopen_s: float) -> bool:

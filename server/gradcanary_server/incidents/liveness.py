@@ -7,9 +7,9 @@ session sends requests and no new step.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Column, Connection, select
 
 from gradcanary_server.incidents import service
 from gradcanary_server.rules.config import Rules, Silent, Stalled
@@ -160,6 +160,13 @@ def read_statuses(connection: Connection, run_ids: Sequence[int], now: float, si
     """Return runs in the order of their ids; to sort whole rows in SQL would copy all their facts."""
     rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_(run_ids)))}
     return _statuses(connection, [rows[run_id] for run_id in run_ids], now, silent)
+
+
+def read_states(connection: Connection, run_ids: Sequence[int], now: float, silent: Silent) -> dict[str, str]:
+    """Return the states of runs by name."""
+    columns: list[Column[Any]] = [run.c.run_id, run.c.name, run.c.ended, run.c.step]
+    rows = connection.execute(select(*columns).where(run.c.run_id.in_(run_ids))).all()
+    return {status.row.name: status.state for status in _statuses(connection, rows, now, silent)}
 
 
 def read_open_statuses(connection: Connection, limit: int, now: float, silent: Silent) -> list[RunStatus]:

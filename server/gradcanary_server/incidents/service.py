@@ -10,7 +10,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sqlalchemy import BigInteger, Connection, RowMapping, and_, bindparam, exists, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    RowMapping,
+    ScalarSelect,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+)
+from sqlalchemy import case as choose
 
 from gradcanary.wire import Brief
 from gradcanary_server.errors import invalid
@@ -30,6 +43,14 @@ from gradcanary_server.rules.config import Pace
 from gradcanary_server.rules.types import Transition
 from gradcanary_server.storage import rule_states
 from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, launch, run
+
+_NEWER, _MEMBER = incident.alias(), incident_layer.alias()
+_OF_ITS_RULE = and_(_NEWER.c.run_id == incident.c.run_id, _NEWER.c.rule == incident.c.rule)
+_IS_LAST = ~exists().where(_OF_ITS_RULE, _NEWER.c.incident_id > incident.c.incident_id)
+_MEMBER_OF_IT = and_(_MEMBER.c.run_id == incident.c.run_id, _MEMBER.c.incident_id == incident.c.incident_id)
+_FIRES = exists().where(_MEMBER_OF_IT, _MEMBER.c.until_step.is_(None))
+_STANDS = or_(incident.c.state == "open", and_(incident.c.state == "ended", _IS_LAST, _FIRES))
+"""True for an open incident, and for the newest of its rule if the run ended on it and a member still fires."""
 
 RESUME_STEPS = 200
 """A healthy layer of a resumed run recovers within 100 steps by default; one that fires after these has not."""
@@ -55,15 +76,30 @@ _INHERITED = (
 
 
 @dataclass(frozen=True)
+class WorstIncident:
+    """The incident that the headline of a run is about; ``firing`` of ``layers`` is 0 for a rule of the whole run."""
+
+    id: int
+    rule: str
+    severity: str
+    firing: int
+    layers: int
+    acked: bool
+
+
+@dataclass(frozen=True)
 class RunHeadline:
     """A run's incidents in one line.
 
     ``firing`` counts layers by rule, 0 for a rule of the whole run and for information. Layers that fired when the run
-    ended still count; ``severity_at_end`` is their worst severity, None while an incident is open.
+    ended still count; ``severity_at_end`` is their worst severity, None while an incident is open. ``unacked`` are the
+    critical incidents without an acknowledgement, the worst first.
     """
 
     open_incidents: list[int] = field(default_factory=list)
     worst: str | None = None
+    worst_incident: WorstIncident | None = None
+    unacked: list[int] = field(default_factory=list)
     firing: dict[str, int] = field(default_factory=dict)
     headline: str = ""
     severity_at_end: str | None = None
@@ -241,15 +277,22 @@ def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int,
     headline while a member still fires; of each rule only the newest incident counts.
     """
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
-    is_of_runs = incident.c.run_id.in_(list(run_ids))
-    newest = select(func.max(incident.c.incident_id)).where(is_of_runs).group_by(incident.c.run_id, incident.c.rule)
-    members = is_of_incident(incident_layer, incident.c.run_id, incident.c.incident_id)
-    fires = exists().where(members, incident_layer.c.until_step.is_(None))
-    is_last = and_(incident.c.state == "ended", incident.c.incident_id.in_(newest), fires)
-    query = select(incident).where(is_of_runs, or_(incident.c.state == "open", is_last))
+    query = select(incident).where(incident.c.run_id.in_(list(run_ids)), _STANDS)
     for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
         rows[row["run_id"]].append(row)
     return {run_id: _headline(incidents) for run_id, incidents in rows.items()}
+
+
+def runs_to_acknowledge() -> Select[tuple[int]]:
+    """Return the query for the ids of runs with a critical incident that nobody acknowledged."""
+    is_unacked = and_(incident.c.severity == "critical", incident.c.acked.is_(None))
+    return select(incident.c.run_id).where(incident.c.state.in_(("open", "ended")), is_unacked, _STANDS)
+
+
+def worst_rank() -> ScalarSelect[int]:
+    """Return the rank of the worst severity of a row of ``run``, from 1; 0 without an incident."""
+    rank = func.max(choose(RANKS, value=incident.c.severity)) + 1
+    return select(func.coalesce(rank, 0)).where(incident.c.run_id == run.c.run_id, _STANDS).scalar_subquery()
 
 
 def incident_marks(connection: Connection, run_id: int) -> list[IncidentMark]:
@@ -280,14 +323,23 @@ def _headline(rows: list[RowMapping]) -> RunHeadline:
     if not rows:
         return RunHeadline()
     worst = max(opened or rows, key=_priority)
+    in_order = sorted(rows, key=_priority, reverse=True)
     process = max((row for row in opened or rows if row["rule"] in PROCESS_RULES), key=_priority, default=worst)
     return RunHeadline(
         open_incidents=[row["incident_id"] for row in opened],
         worst=worst["severity"] if opened else None,
+        worst_incident=WorstIncident(
+            worst["incident_id"], worst["rule"], worst["severity"], worst["firing"], worst["layers"], _is_acked(worst)
+        ),
+        unacked=[row["incident_id"] for row in in_order if row["severity"] == "critical" and not _is_acked(row)],
         firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in opened or rows},
         headline=worst["headline"] if process is worst else f"{worst['headline']}; {process['headline']}",
         severity_at_end=None if opened else worst["severity"],
     )
+
+
+def _is_acked(row: RowMapping) -> bool:
+    return row["acked"] is not None
 
 
 def _priority(row: RowMapping) -> tuple[int, bool, int]:

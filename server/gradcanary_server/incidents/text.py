@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from gradcanary.wire import Crash
-from gradcanary.wording import agree, count, number, percent
+from gradcanary.wording import agree, count, number, percent, shared_ends
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
@@ -260,10 +260,13 @@ def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
 def sentence(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
     """Return the summary: the change, its layers, the values, the step; then the end of a resolved incident.
 
-    ``names`` are all layers of the run: a named group covers no healthy layer where that is possible.
+    ``names`` are all layers of the run: a named group covers no healthy layer where that is possible. The beginning
+    that all of them share is left out.
     """
     clauses: list[str] = []
-    others = [name for layer, name in names.items() if layer not in members]
+    prefix, _ = shared_ends(names.values())
+    short = {layer: name.removeprefix(prefix) for layer, name in names.items()}
+    others = [name for layer, name in short.items() if layer not in members]
     for kind, layers in _by_kind(incident, members).items():
         known = [members[layer] for layer in layers]
         if kind == "both":
@@ -273,7 +276,7 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
             fields |= _agreement(len(layers))
             fields["layers"] = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
             if len(layers) != incident.layers:
-                named = [names.get(layer, f"parameter {layer}") for layer in layers]
+                named = [short.get(layer, f"parameter {layer}") for layer in layers]
                 fields["layers"] += f" ({describe_layers(named, others)})"
         clauses.append(_template(incident.rule, kind).sentence.format_map(fields))
     text = "; ".join(clauses) or f"{incident.rule} fired"

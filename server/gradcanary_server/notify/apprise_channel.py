@@ -1,4 +1,4 @@
-"""Messages to Slack, Discord, e-mail and other services through apprise, as plain text.
+"""Messages to Slack, Discord, e-mail and other services through apprise, as plain text, with a picture for some.
 
 The addresses of these services contain passwords. They are read from the command line or a file at each start and kept
 in memory only. The tables hold a fingerprint instead, and no error message contains a part of an address.
@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import re
 import threading
 import time
@@ -28,6 +29,7 @@ from gradcanary_server.notify.webhook import TIMEOUT_S, TransportError
 
 if TYPE_CHECKING:
     import apprise
+    from apprise.attachment.base import AttachBase
 
 KEY = "apprise:"
 """Prefix of the fingerprint that replaces an address in the tables."""
@@ -37,6 +39,15 @@ HUNG_S = 300.0
 
 MAX_HUNG = 8
 """Attempts under way per channel; each is a thread with a connection until the service closes it."""
+
+REFUSED_S = 3.0
+"""A service that fails within this time has answered: it may take the message without its picture."""
+
+DOUBT_S, PLAIN_S = 60.0, 86_400.0
+"""Time without pictures after a failure, and after a service took without a picture what it had refused with one."""
+
+_OVER = ("resolved", "ended")
+"""Events of messages without a picture: it would show the fault, and not that it is over."""
 
 _MIN_PART_LENGTH = 4
 """Shorter parts of an address are words, and not hidden in error messages."""
@@ -49,11 +60,15 @@ _MAIL = ("mailto", "mailtos")
 NEEDS_APPRISE = "--notify needs the package apprise: pip install 'gradcanary[notify]', or '.[notify]' in a clone."
 
 
-@dataclass(frozen=True)
+logger = logging.getLogger(__name__)
+
+
+@dataclass
 class Channel:
     """A configured service; ``key`` is the fingerprint of its secret address.
 
-    ``under_way`` holds the start of each attempt that has not ended; ``lock`` guards it.
+    ``under_way`` holds the start of each attempt that has not ended; ``lock`` guards it. Until ``plain_until``, by the
+    monotonic clock, it gets no pictures.
     """
 
     key: str
@@ -62,6 +77,7 @@ class Channel:
     target: apprise.NotifyBase = field(repr=False, compare=False)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     under_way: dict[object, float] = field(default_factory=dict, repr=False, compare=False)
+    plain_until: float = field(default=-math.inf, repr=False, compare=False)
 
 
 def open_channels(addresses: Iterable[str]) -> dict[ConfiguredEndpoint, Channel]:
@@ -76,8 +92,17 @@ def open_channels(addresses: Iterable[str]) -> dict[ConfiguredEndpoint, Channel]
     return channels
 
 
-async def send_text(channel: Channel, body: bytes) -> None:
-    """Send a message as text; raises TransportError.
+def pictured_incident(channel: Channel, body: bytes) -> int | None:
+    """Return the incident whose picture belongs to a message, None if the message or the service takes none."""
+    message = json.loads(body)
+    is_plain = not channel.target.attachment_support or time.monotonic() < channel.plain_until
+    if is_plain or message["type"] == "gradcanary.test" or message["type"].rpartition(".")[2] in _OVER:
+        return None
+    return int(message["data"]["incident"])
+
+
+async def send_message(channel: Channel, body: bytes, picture: bytes | None = None) -> None:
+    """Send a message as text, with its picture if there is one; raises TransportError.
 
     A service may hold a connection for ever, and a thread cannot be ended: so it is a daemon thread. A second one
     starts only when the first counts as hung, and at most 8 hang.
@@ -86,7 +111,7 @@ async def send_text(channel: Channel, body: bytes) -> None:
 
     def work() -> None:
         try:
-            _notify(channel, body)
+            _notify(channel, json.loads(body), picture)
         finally:
             with channel.lock:  # before the result is set: then the caller may send the next message
                 del channel.under_way[attempt]
@@ -118,7 +143,7 @@ def render(message: Mapping[str, Any]) -> tuple[str, str, str]:
     )
     kind = {"critical": "failure", "warning": "warning"}.get(data["severity"], "info")
     text = _escape_mentions("\n".join(lines))
-    return _escape_mentions(data["title"]), text, "success" if event in ("resolved", "ended") else kind
+    return _escape_mentions(data["title"]), text, "success" if event in _OVER else kind
 
 
 def target_of_incident(channel: Channel, message: Mapping[str, Any]) -> apprise.NotifyBase:
@@ -208,15 +233,38 @@ def _key(url: str) -> str:
     return f"{KEY}{fingerprint.hex()}"
 
 
-def _notify(channel: Channel, body: bytes) -> None:
+def _notify(channel: Channel, message: Mapping[str, Any], picture: bytes | None) -> None:
+    """Send a message; one that a service refuses with its picture is sent again without it, at once."""
+    begun = time.monotonic()
+    try:
+        _notify_once(channel, message, picture)
+    except Exception as error:
+        if picture is None:
+            raise
+        channel.plain_until = time.monotonic() + DOUBT_S
+        if time.monotonic() - begun > REFUSED_S:
+            raise
+        _notify_once(channel, message, None)
+        channel.plain_until = time.monotonic() + PLAIN_S
+        reason = redact_address(str(error), channel.url)
+        logger.warning("%s takes no pictures, and gets none for a day: %s", channel.service, reason)
+
+
+def _notify_once(channel: Channel, message: Mapping[str, Any], picture: bytes | None) -> None:
     import apprise
 
-    message = json.loads(body)
     title, text, kind = render(message)
     services = apprise.Apprise()
     services.add(target_of_incident(channel, message))
-    result = services.notify(text, title, notify_type=kind, body_format="text")
+    attached = None if picture is None else _attachment(picture)
+    result = services.notify(text, title, notify_type=kind, body_format="text", attach=attached)
     if not result:
         reason = "; ".join(entry.message for entry in result.logs()) or str(result.status.name).lower()
         # It may have arrived at one of several addresses, or only its answer was lost.
         raise TransportError(redact_address(f"{channel.service}: {reason}", channel.url), maybe_delivered=True)
+
+
+def _attachment(picture: bytes) -> AttachBase:
+    from apprise.attachment.memory import AttachMemory
+
+    return AttachMemory(picture, "incident.png", "image/png")  # type: ignore[no-untyped-call]  # apprise's constructor

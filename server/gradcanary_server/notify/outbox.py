@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from gradcanary_server.errors import RequestError
-from gradcanary_server.incidents import causes, detail, repository, service, silences, text
+from gradcanary_server.incidents import causes, detail, repository, silences, text
 from gradcanary_server.incidents.lifecycle import Incident
 from gradcanary_server.incidents.silences import SilencedMembers
 from gradcanary_server.notify import endpoints, payload, planner
@@ -381,8 +381,7 @@ def _delivery_from_row(row: RowMapping) -> Delivery:
 
 def _draft(connection: Connection, step: Enqueue, public_url: str, now: float) -> Draft:
     [loaded] = detail.load_details(connection, [step.key.incident_id], step.hidden)
-    url = service.incident_url(public_url, loaded.run, loaded.id)
-    body = payload.build_payload(loaded, step.due.kind, step.key.version, url, now)
+    body = payload.build_payload(loaded, step.due.kind, step.key.version, public_url, now)
     return Draft(step, body, loaded.incident.severity, loaded.incident.reopened)
 
 

@@ -14,10 +14,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gradcanary_server.clock import Moment, timestamp
-from gradcanary_server.incidents import explanation
+from gradcanary_server.incidents import explanation, service
 from gradcanary_server.incidents.detail import IncidentDetail
 from gradcanary_server.incidents.explanation import Explanation
-from gradcanary_server.incidents.lifecycle import RANKS, Member, State
+from gradcanary_server.incidents.lifecycle import State, worst_members
 from gradcanary_server.incidents.name_patterns import ANY, compress_names
 from gradcanary_server.notify.planner import Kind
 from gradcanary_server.rules.config import NAMES
@@ -67,7 +67,8 @@ class Covered(TypedDict):
 class IncidentData(TypedDict):
     """An incident as of this message; ``version`` counts the messages about it to this endpoint.
 
-    ``title`` is one line with severity, run and count. ``caused_by`` is the incident that explains this one.
+    ``title`` is one line with severity, run and count. ``caused_by`` is the incident that explains this one. The PNG at
+    ``picture_url`` needs a token with the scope read where the collector asks for tokens.
     """
 
     version: Annotated[int, Field(ge=1)]
@@ -90,6 +91,7 @@ class IncidentData(TypedDict):
     likely_cause: str
     fix: str
     url: str
+    picture_url: str
 
 
 class IncidentMessage(TypedDict):
@@ -129,7 +131,7 @@ MAX_PART_BYTES = 1_000
 MAX_TITLE_BYTES = 300
 
 
-def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, now: float) -> bytes:
+def build_payload(detail: IncidentDetail, kind: Kind, version: int, public_url: str, now: float) -> bytes:
     """Return the body of all attempts at a message; ``version`` counts the endpoint's messages from 1."""
     incident = detail.incident
     body: IncidentMessage = {
@@ -165,7 +167,8 @@ def build_payload(detail: IncidentDetail, kind: Kind, version: int, url: str, no
                 " ".join((detail.cause.text, *_sentences(detail.cause.evidence))), MAX_TEXT_BYTES
             ),
             "fix": truncate_bytes(f"{detail.fix.text}\n{detail.fix.code}", MAX_TEXT_BYTES),
-            "url": url,
+            "url": service.incident_url(public_url, detail.run, detail.id),
+            "picture_url": f"{public_url}/api/v1/incidents/{detail.id}/picture.png",
         },
     }
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -210,7 +213,6 @@ def _parts(parts: Explanation) -> Parts:
 
 
 def _worst(detail: IncidentDetail) -> list[Worst]:
-    named = [(number, member) for number, member in detail.members.items() if number is not None]
     return [
         {
             "name": truncate_bytes(_name(detail, number), MAX_NAME_BYTES),
@@ -218,13 +220,8 @@ def _worst(detail: IncidentDetail) -> list[Worst]:
             "value": member.value,
             "baseline": member.baseline,
         }
-        for number, member in sorted(named, key=lambda entry: _badness(entry[1]))[:MAX_WORST]
+        for number, member in worst_members(detail.members, detail.incident.rule)[:MAX_WORST]
     ]
-
-
-def _badness(member: Member) -> tuple[bool, int, float]:
-    """Return a sort key: firing first, then severity, then the smallest value."""
-    return member.until_step is not None, -RANKS[member.severity], 0.0 if member.value is None else member.value
 
 
 def _names(detail: IncidentDetail, members: bool) -> list[str]:

@@ -27,7 +27,8 @@ MAX_DOUBLINGS = 5
 """Reopenings that double the interval: 15 minutes become 8 hours at most."""
 
 LEASE_S = 15.0
-"""Lifetime of a claim: longer than an attempt can take (webhook.TIMEOUT_S), short enough after a kill."""
+"""Lifetime of a claim: longer than an attempt can take (webhook.TIMEOUT_S, and pictures.DRAW_S), short enough after a
+kill."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import httpx
 from gradcanary_server.notify import apprise_channel, webhook
 from gradcanary_server.notify.apprise_channel import Channel
 from gradcanary_server.notify.egress import EgressPolicy
+from gradcanary_server.notify.pictures import Pictures
 from gradcanary_server.notify.webhook import OutgoingMessage, TransportError
 
 logger = logging.getLogger(__name__)
@@ -39,10 +40,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Sender:
-    """Sends messages to webhooks that the egress policy allows, and to the configured apprise services."""
+    """Sends messages to webhooks that the egress policy allows, and to the configured apprise services.
+
+    Those that take files get the ``pictures`` of incidents, if there are any.
+    """
 
     channels: Mapping[str, Channel] = field(default_factory=dict)
     guard: EgressPolicy = field(default_factory=EgressPolicy)
+    pictures: Pictures | None = None
 
     async def send(self, client: httpx.AsyncClient, message: OutgoingMessage) -> Attempt:
         """Send a message once; every error is in the result."""
@@ -62,5 +67,9 @@ class Sender:
         channel = self.channels.get(message.url)
         if channel is None:
             raise TransportError("this collector was started without its --notify: start all of them with the same")
-        await apprise_channel.send_text(channel, message.body)
+        await apprise_channel.send_message(channel, message.body, await self._picture(channel, message))
         return None
+
+    async def _picture(self, channel: Channel, message: OutgoingMessage) -> bytes | None:
+        incident = apprise_channel.pictured_incident(channel, message.body)
+        return None if self.pictures is None or incident is None else await self.pictures.draw_in_time(incident)

@@ -15,7 +15,7 @@ from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
 
-_STATS = {
+STATS = {
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
     "frozen": "frozen_fraction",
@@ -54,7 +54,7 @@ class StepEvidence:
     def of_layer(self, rule: str, layer: int) -> tuple[float | None, float | None]:
         """Return the value that a rule judges and the value of the siblings, for a layer by its number."""
         index = int(np.flatnonzero(self.columns == layer)[0])
-        stat = _STATS.get(rule)
+        stat = STATS.get(rule)
         if stat is None:
             return _or_none(self.absmax[index]), _or_none(self.siblings[index])
         return (_or_none(float(self.values[stat][index])) if stat in self.values else None), None
@@ -165,7 +165,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         value = dict(state.progress.unmoved.shares).get(layer, value)
     if rule == "no_update":  # as were these
         value, siblings = _or_none(state.updates.ratio[layer]), state.updates.usual_ratio(state.present)
-    baseline = None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0]
+    baseline = None if rule in STATS else state.baselines.absmax(np.array([layer]))[0]
     if signal.row == SPORADIC:
         value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)
     since = int(state.scores.since[signal.row, layer])

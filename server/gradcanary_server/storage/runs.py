@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, select, tuple_, update
 
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, unknown_run
@@ -253,6 +253,19 @@ def read_configurations(connection: Connection, run_id: int, launch_no: int | No
     query = select(configuration).where(configuration.c.run_id == run_id)
     query = query if launch_no is None else query.where(configuration.c.launch_no == launch_no)
     return {row.launch_no: Configuration.of(row) for row in connection.execute(query)}
+
+
+def read_hosts(connection: Connection, run_ids: Sequence[int]) -> dict[int, str]:
+    """Return the host of the newest launch of each run that has reported one."""
+    same = (launch.c.run_id == configuration.c.run_id) & (launch.c.launch_no == configuration.c.launch_no)
+    later = launch.alias()
+    is_newest = ~exists().where(
+        later.c.run_id == launch.c.run_id, tuple_(later.c.started, later.c.launch_no) > tuple_(*ORDER)
+    )
+    query = select(configuration.c.run_id, configuration.c.environment).join(launch, same)
+    found = connection.execute(query.where(configuration.c.run_id.in_(run_ids), is_newest))
+    environments = {row.run_id: json.loads(row.environment) for row in found}
+    return {run_id: environment["host"] for run_id, environment in environments.items() if environment}
 
 
 def optimizer_kinds(connection: Connection, run_id: int, launch_no: int) -> tuple[str, ...]:

@@ -3,17 +3,21 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from gradcanary_server.errors import invalid
-from gradcanary_server.storage.schema import metric
+from gradcanary_server.storage.schema import metric, run
 from gradcanary_server.tsdb.batch import MetricColumn
 
 MAX_SERIES = 10_000
 """Of a run: name and tags."""
+
+LOSS = hashlib.sha256(b"loss\0{}").digest()
+"""The key of the metric ``loss`` without tags."""
 
 _SERIES = select(metric.c.name, metric.c.tags, metric.c.launch_no).where(metric.c.run_id == bindparam("run_id"))
 _CHANGE = update(metric).where(metric.c.run_id == bindparam("at_run_id"), metric.c.series == bindparam("at_series"))
@@ -67,6 +71,18 @@ def list_series(connection: Connection, run_id: int) -> list[Series]:
     # Sorted here: PostgreSQL's order depends on its locale.
     in_order = sorted(rows, key=lambda row: (row.name, row.tags))
     return [Series(row.name, json.loads(row.tags), row.last) for row in in_order]
+
+
+def last_losses(connection: Connection, run_ids: Sequence[int]) -> dict[int, Series]:
+    """Return the series ``loss`` without tags of the runs that log it."""
+    query = select(metric).where(metric.c.run_id.in_(run_ids), metric.c.series == LOSS)
+    return {row.run_id: Series(row.name, {}, row.last) for row in connection.execute(query)}
+
+
+def last_loss_of_run() -> ColumnElement[float]:
+    """Return the last loss of a row of ``run``: the largest number where it is not finite or not logged."""
+    last = select(metric.c.last).where(metric.c.run_id == run.c.run_id, metric.c.series == LOSS).scalar_subquery()
+    return func.coalesce(last, sys.float_info.max)
 
 
 def _last(column: MetricColumn, launch_no: int) -> dict[str, object]:

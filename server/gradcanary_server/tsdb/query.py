@@ -227,13 +227,17 @@ def _fit_buckets(
     parts = [(segment, part) for segment, part in parts if len(part.start)]
     bounds = [(int(part.first.min()), int(part.last.max())) for _, part in parts]
     buckets = _buckets([segment for segment, _ in parts], bounds, points)
-    buckets, widths = _narrow(buckets, parts, points)
-    fitted = []
-    for (segment, part), width in zip(parts, widths, strict=True):
+    narrow, widths = _narrow(buckets, parts, points)
+
+    def refit(width: int, segment: Segment, part: Part) -> Part:
         level = segment.stream.level_for(width)
-        is_read = level == segment.stream.level_for(rough.width)
-        fitted.append((segment, width, part if is_read else read(segment, level)))
-    return buckets, fitted
+        return part if level == segment.stream.level_for(rough.width) else read(segment, level)
+
+    fitted = [(part[0], width, refit(width, *part)) for width, part in zip(widths, parts, strict=True)]
+    if all((narrow.indexes(part.first) == narrow.indexes(part.last)).all() for _, _, part in fitted):
+        return narrow, fitted
+    # A border between two intervals would cut an aggregate.
+    return buckets, [(segment, buckets.width, refit(buckets.width, segment, part)) for segment, part in parts]
 
 
 def _buckets(segments: Sequence[Segment], bounds: Sequence[Bounds], points: int) -> BucketGrid:

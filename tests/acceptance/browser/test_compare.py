@@ -11,7 +11,7 @@ from support.browser import scenes
 from support.browser.plots import await_figures, drag, place, query, steps_in_sight, until
 from support.streams import Session
 
-FIGURES = ("compare-stat", "compare-loss", "compare-time", "compare-memory")
+FIGURES = ("compare-stat", "compare-loss", "compare-rate", "compare-time", "compare-memory")
 BF16, FP32 = "pair-bf16", "pair-fp32"
 STEPS = 240
 
@@ -61,6 +61,11 @@ def test_two_runs_are_chosen_and_held_against_each_other(
         names, colours, dashes = zip(*drawn(page, figure), strict=True)
         assert (names, len({*colours}), len({*dashes})) == (("A", "B"), 2, 2)
     expect(page.locator("#compare-stat .annotation-text", has_text="A #").last).to_be_attached()
+    # What differs between their configurations is on top; the rest is folded.
+    rows = page.locator(".setup tbody tr:not(.section)")
+    expect(rows.filter(visible=True)).to_have_text(["weight decay0.010", f"--name{BF16}{FP32}"])
+    page.locator(".setup summary", has_text="values the same in both runs").click()
+    expect(rows.filter(has_text="--batch")).to_have_text("--batch8")
     figure = page.locator("figure.plotted", has=page.locator("#compare-stat"))
     figure.hover()
     with page.expect_download() as picture:
@@ -138,7 +143,9 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     # One pointer in all figures.
     page.mouse.move(*place(page, "compare-loss", 0.5, 0.5))
     page.mouse.move(*place(page, "compare-loss", 0.51, 0.5))
-    expect(page.locator(".crosshair:not([hidden])")).to_have_count(4)
+    expect(page.locator(".crosshair:not([hidden])")).to_have_count(
+        len(FIGURES) + 1
+    )  # and in the empty one of total norms
     expect(page.locator("#compare-loss .hoverlayer")).to_contain_text("B  ")
     for figure in set(FIGURES) - {"compare-loss"}:
         expect(page.locator(f"#{figure} .crosshair")).to_have_text(re.compile(r"A \S+ · B \S+$"))
@@ -179,7 +186,7 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
         page.locator("#compare-csv").click()
     assert taken.value.suggested_filename == f"compare-{BF16}-{FP32}-norm.csv"
     heads = taken.value.path().read_text().splitlines()[0].split(",")
-    costs = ("loss", "peak_memory_bytes", "step_time_s")
+    costs = ("loss", "lr0", "peak_memory_bytes", "step_time_s")
     told = [f"{run} {what}" for run in (BF16, FP32) for what in (f"norm {layer}", *costs)]
     assert heads == ["steps since the first of each run", *told]
     with page.expect_download() as taken:

@@ -75,17 +75,15 @@ def is_no_news(answer: Response) -> bool:
 @pytest.mark.smoke
 def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(watched.url)
-    expect(page.locator(".run h2 a")).to_have_count(2)
-    expect(page.locator(".banner")).to_contain_text(RUN)
-    collapsed = page.locator(".run", has_text=RUN)
-    expect(collapsed.locator(".badge")).to_have_text("critical")
-    expect(collapsed.locator(".counts .value")).to_have_text("18 / 84")
-    expect(collapsed).to_contain_text("bfloat16")
+    expect(page.locator(".run .of-name > a")).to_have_count(2)
+    collapsed = page.locator(".attention .run", has_text=RUN)
+    expect(collapsed.locator(".badge")).to_contain_text("collapse18 of 84critical: ")
+    expect(collapsed.locator(".of-sums")).to_have_text("bf16")
     expect(page.locator(".run", has_text="lora-quiet")).to_contain_text("finished")
     page.keyboard.press("/")
     page.keyboard.type("QUIET")
-    expect(page.locator(".run h2 a")).to_have_text(["lora-quiet"])
-    page.locator(".run h2 a").click()
+    expect(page.locator(".run .of-name > a")).to_have_text(["lora-quiet"])
+    page.locator(".run .of-name > a").click()
     expect(page).to_have_url(f"{watched.url}/runs/lora-quiet")
     expect(page.locator("h1")).to_have_text("lora-quiet")
     expect(page.locator("[data-verdict=quiet]")).to_have_text("OKNo open incident in 12 parameters")
@@ -96,9 +94,10 @@ def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_pag
     session.send(scenes.quiet(steps=20, blocks=1))
     session.end("detached").raise_for_status()
     page = open_page(collector.url)
-    state = page.locator(".run > .state")
+    state = page.locator(".run .state")
     expect(state).to_have_text("detached")
-    needed, room = state.evaluate("state => [state.scrollWidth, state.clientWidth]")
+    expect(state).to_have_attribute("title", "detached")
+    needed, room = page.locator(".run .of-state").evaluate("state => [state.scrollWidth, state.clientWidth]")
     assert needed <= room
 
 
@@ -148,7 +147,7 @@ def test_a_red_row_that_layers_share_leads_to_the_one_that_fell(shared: Any, ope
 
 def test_a_page_loads_only_a_third_of_plotly(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(shared.url)
-    page.locator(".run h2 a", has_text=RUN).click()
+    page.locator(".run .of-name > a", has_text=RUN).click()
     for load in (None, page.reload):
         if load:
             load()
@@ -216,6 +215,18 @@ def test_dragging_zooms_all_figures_and_a_refresh_keeps_it(shared: Any, open_pag
     assert page.evaluate("document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range") == zoomed
 
 
+SEE_EXACT_TIMES = """() => {
+    window.exactTimes = [];
+    const look = () => {
+        const times = Array.from(document.querySelectorAll(".tiles time"), (time) => time.textContent);
+        window.exactTimes.push(...times.filter((text) => text.endsWith("Z")));
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+"""Look at each picture that the browser paints."""
+
+
 def test_each_new_step_shows(shared: Any, open_page: Callable[..., Page]) -> None:
     """How soon it shows is measured in tests/benchmarks/pages.py."""
     stream = scenes.quiet(steps=320, blocks=4)
@@ -223,9 +234,11 @@ def test_each_new_step_shows(shared: Any, open_page: Callable[..., Page]) -> Non
     page = open_run(open_page, shared.url, run="lora-live")
     step = page.locator(".tile .value").first
     expect(step).to_have_text("159")
+    page.evaluate(SEE_EXACT_TIMES)
     for seq, end in enumerate(range(180, 321, 20), start=4):
         session.post_batch(seq, stream.batch(end - 20, end)).raise_for_status()
         expect(step).to_have_text(str(end - 1))
+    assert page.evaluate("window.exactTimes") == []  # each in words from its first picture on
     live = picture(page)["heatmap"]  # of which only new columns came
     page.reload()
     page.wait_for_selector(IMAGE)
@@ -260,7 +273,7 @@ def test_before_the_first_run_the_page_says_how_to_get_one(collector: Any, open_
     expect(page.locator(".copy").nth(1)).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "import gradcanary\ngradcanary.watch()\n"
     scenes.send(collector.url, RUN, scenes.quiet(steps=80, blocks=4))
-    expect(page.locator(".run h2 a")).to_have_text([RUN])
+    expect(page.locator(".run .of-name > a")).to_have_text([RUN])
 
 
 def test_the_theme_follows_the_system_and_remembers_the_switch(shared: Any, open_page: Callable[..., Page]) -> None:
@@ -337,7 +350,7 @@ def test_a_page_that_is_asked_for_while_the_server_is_away_is_there_when_it_is_b
     watched: Any, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:
     page = open_page(watched.url)
-    link = page.locator(".run h2 a", has_text=RUN)
+    link = page.locator(".run .of-name > a", has_text=RUN)
     expect(link).to_be_visible()
     watched.kill()
     link.click()
@@ -390,7 +403,7 @@ def test_the_page_says_when_its_own_server_is_gone(
     expect(page.locator("#offline")).to_be_hidden()
     scenes.send(watched.url, "another", scenes.quiet(steps=40, blocks=1))
     page.locator(".crumbs").get_by_role("link", name="Runs").click()
-    expect(page.locator(".run h2 a")).to_have_count(3)
+    expect(page.locator(".run .of-name > a")).to_have_count(3)
     complaints.clear()
 
 

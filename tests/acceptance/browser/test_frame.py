@@ -27,18 +27,18 @@ def test_the_first_page_has_lines_to_copy_with_its_address(
     line = page.locator(f"[data-copy$='gradcanary demo --url {collector.url}']")
     expect(line).to_be_visible()
     Session(collector.url, run=RUN).send(scenes.quiet(steps=40, blocks=2))
-    expect(page.locator(".run h2 a")).to_have_text(RUN)
+    expect(page.locator(".run .of-name > a")).to_have_text(RUN)
     expect(line).to_have_count(0)
 
 
 def names(page: Page) -> Any:
-    return page.locator(".run h2 a")
+    return page.locator(".run .of-name > a")
 
 
 def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Callable[..., Page]) -> None:
     """Filter, state, order, archive and pages; back and forward, a copied link, and what arrives meanwhile."""
     quiet = scenes.quiet(steps=4, blocks=1)
-    for number in range(27):
+    for number in range(52):
         Session(collector.url, run=f"run-{number:02}", session=f"s{number}").put_hello(quiet.hello())
 
     Session(collector.url, run="run-07", session="s7").end(state="crashed")
@@ -46,12 +46,13 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     api.patch("/runs/run-05", json={"tags": ["bad-lr"], "note": "as Ada said\nand more"}).raise_for_status()
     api.patch("/runs/run-06", json={"archived": True}).raise_for_status()
     page = open_page(collector.url)
-    expect(names(page)).to_have_count(25, timeout=LONG_MS)
-    expect(names(page).first).to_have_text("run-07", timeout=LONG_MS)  # heard of last
-    page.get_by_role("link", name="Next 25").click()
+    expect(names(page)).to_have_count(50, timeout=LONG_MS)
+    expect(names(page).first).to_have_text("run-51", timeout=LONG_MS)  # seen last
+    expect(page.locator(".folded .of-name > a")).to_have_text(["run-07"])  # it ended without a step
+    page.get_by_role("link", name="Next 50").click()
     expect(names(page)).to_have_text(["run-00"], timeout=LONG_MS)
     page.go_back()
-    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+    expect(names(page)).to_have_count(50, timeout=LONG_MS)
 
     page.get_by_label("Order").select_option("name")
     expect(names(page).first).to_have_text("run-00", timeout=LONG_MS)
@@ -63,7 +64,7 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     expect(page).to_have_url(f"{collector.url}/?sort=name&state=crashed")
     page.go_back()
     expect(page.get_by_label("State")).to_have_value("")
-    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+    expect(names(page)).to_have_count(50, timeout=LONG_MS)
 
     page.keyboard.press("/")
     page.keyboard.type("ada LR")
@@ -80,9 +81,9 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     expect(names(page)).to_have_text(["run-06"], timeout=LONG_MS)
     expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "true")
     api.patch("/runs/run-07", json={"archived": True}).raise_for_status()
-    expect(names(page)).to_have_text(["run-07", "run-06"], timeout=LONG_MS)
+    expect(names(page)).to_have_text(["run-06", "run-07"], timeout=LONG_MS)
     page.get_by_label("Pages").get_by_role("link", name="Runs").click()
-    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+    expect(names(page)).to_have_count(50, timeout=LONG_MS)
     expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "false")
     api.close()
 
@@ -229,11 +230,9 @@ def test_filter_list_and_figures_are_reached_by_keys(shared: Any, open_page: Cal
 
 @pytest.mark.parametrize("behind", ["nothing", "a dialog", "another window"])
 def test_a_redrawn_list_keeps_the_links_that_it_had(behind: str, shared: Any, open_page: Callable[..., Page]) -> None:
-    """The open incidents above the cards are links with the same words as the runs' own."""
     page = open_page(shared.url)
-    banner = page.locator(".banner a", has_text=RUN).first
-    card = names(page).get_by_text(RUN, exact=True)
-    for link, place in ((card, "card"), (banner, "banner")):
+    row = page.locator(".run", has=page.get_by_role("link", name=RUN, exact=True))
+    for link, place in ((row.locator(".of-name > a"), "name"), (row.locator(".badge"), "incident")):
         link.focus()
         link.evaluate("(one) => { one.isOld = true; }")
         if behind == "a dialog":

@@ -45,7 +45,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
 ) -> None:
     session, stream, number = fallen
     page = open_page(f"{shared.url}/incidents", alone=True)
-    expect(row(page, number)).to_contain_text("18 / 84")
+    expect(row(page, number)).to_contain_text("18 of 84 parameters")
     page.keyboard.press("/")
     page.keyboard.type("WOKEN")
     expect(page.locator(".row")).to_have_count(2)
@@ -56,9 +56,9 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     expect(page.locator("#incidents-listed")).to_have_text("No incidents match these filters. See all")
     page.go_back()
     expect(page.get_by_label("State")).to_have_value("")
-    row(page, number).get_by_role("link", name=f"#{number} collapse").click()
+    row(page, number).get_by_role("link", name=f"#{number} Collapse").click()
     expect(page).to_have_title(f"#{number} collapse in {RUN} · gradcanary")
-    expect(page.locator("#members tr")).to_have_count(18)
+    expect(page.locator("#members tbody tr")).to_have_count(18)
     expect(page.locator(".timeline")).to_contain_text("Opened at step")
     page.go_back()
     expect(page.get_by_label("Severity")).to_have_value("critical")
@@ -87,7 +87,7 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
     expect(page.get_by_role("button", name=f"Ack again #{number}")).to_be_focused()
 
     dialog = ask(page, "unsilence", number)
-    expect(dialog).to_contain_text(re.compile(r"collapse in woken-up, layers with \^blocks.4ends in [56][0-9] min"))
+    expect(dialog).to_contain_text(re.compile(r"collapse in woken-up, parameters with \^blocks.4ends in [56][0-9] min"))
     dialog.get_by_role("button", name="End now").click()
     expect(page.locator("#incident-state")).not_to_contain_text("silenced")
     assert httpx.delete(f"{shared.url}/api/v1/silences/{made.json()['id']}").status_code == 404
@@ -148,25 +148,25 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     [found] = shared.get("/api/v1/incidents", run="hostile-incident").json()["incidents"]
 
     phone.goto(f"{shared.url}/incidents?run=hostile-incident")
-    expect(row(phone, found["id"])).to_contain_text("390 / 800")
+    expect(row(phone, found["id"])).to_contain_text("390 of 800 parameters")
     is_wider = "document.documentElement.scrollWidth > window.innerWidth"
     assert not phone.evaluate(is_wider)
-    row(phone, found["id"]).get_by_role("link", name=f"#{found['id']} collapse").tap()
-    expect(phone.locator("#members tr")).to_have_count(100)
+    row(phone, found["id"]).get_by_role("link", name=f"#{found['id']} Collapse").tap()
+    expect(phone.locator("#members tbody tr")).to_have_count(100)
     expect(phone.locator("#members a").first).to_have_text(names[0])
     expect(phone.locator("#members-shown")).to_have_text("100 of 390 shown")
     assert not phone.evaluate(is_wider)
     phone.get_by_role("button", name="Show more").tap()
-    expect(phone.locator("#members tr")).to_have_count(390)
+    expect(phone.locator("#members tbody tr")).to_have_count(390)
     phone.get_by_label("Parameters with this in their name").fill("ALERT(38")
-    expect(phone.locator("#members tr")).to_have_count(11)
+    expect(phone.locator("#members tbody tr")).to_have_count(11)
     phone.get_by_role("button", name="value", exact=True).tap()
-    expect(phone.locator("#members-heads [aria-sort=ascending]")).to_have_text("value")
+    expect(phone.locator("#members [aria-sort=ascending]")).to_have_text("value")
     values = [float(text) for text in phone.locator("#members .value").all_inner_texts()]
     assert values == sorted(values)
     expect(phone).to_have_url(f"{shared.url}/incidents/{found['id']}?find=ALERT%2838&by=4")
     phone.reload()
-    expect(phone.locator("#members tr")).to_have_count(11)
+    expect(phone.locator("#members tbody tr")).to_have_count(11)
     assert [float(text) for text in phone.locator("#members .value").all_inner_texts()] == values
     expect(phone.get_by_label("Parameters with this in their name")).to_have_value("ALERT(38")
     ask(phone, "silence", found["id"])
@@ -185,12 +185,12 @@ def test_each_incident_has_its_own_order_and_filter(shared: Any, open_page: Call
     ]
     one, other = (answer["incidents"][0]["id"] for answer in listed)
     page = open_page(f"{shared.url}/incidents/{one}?find=q.lora&by=-4")
-    expect(page.locator("#members tr")).to_have_count(3)
+    expect(page.locator("#members tbody tr")).to_have_count(3)
     page.evaluate(f"window.gradcanary.open('/incidents/{other}')")
-    expect(page.locator("#members tr")).to_have_count(18)
+    expect(page.locator("#members tbody tr")).to_have_count(18)
     expect(page.get_by_label("Parameters with this in their name")).to_have_value("")
     page.go_back()
-    expect(page.locator("#members tr")).to_have_count(3)
+    expect(page.locator("#members tbody tr")).to_have_count(3)
     expect(page.get_by_label("Parameters with this in their name")).to_have_value("q.lora")
 
 
@@ -211,6 +211,46 @@ def test_the_steps_that_an_incident_offers_are_those_of_its_run(shared: Any, ope
     link.click()
     page.wait_for_selector(IMAGE)
     assert query(page)["to"] == "398"
+
+
+def test_cold_one_sees_what_fell_when_and_why(shared: Any, open_page: Callable[..., Page]) -> None:
+    listed = [
+        shared.get("/api/v1/incidents", run=run, rule="collapse").json() for run in ("lora-fell", "lora-collapse")
+    ]
+    one = min(answer["incidents"][0]["id"] for answer in listed)  # another run follows
+    page = open_page(f"{shared.url}/incidents/{one}")
+    page.wait_for_selector("#incident-curves .main-svg")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(re.compile(r"Collapse: \d+ of 84 parameters"))
+    expect(page.locator("#incident-curves")).to_contain_text("first sign")
+    expect(page.locator("#incident-loss .main-svg").first).to_be_visible()
+    expect(page.locator("#incident-legend li")).to_have_count(5)
+    heads = page.locator(".card.cause h3").all_inner_texts()
+    assert [head.split(",")[0] for head in heads] == ["Since", "Do first", "Why", "Evidence"][: len(heads)]
+
+    blocks = page.locator("#members details")
+    rows = blocks.first.locator("tbody tr")
+    expect(rows.first).to_be_hidden()
+    blocks.first.locator("summary").click()
+    expect(rows.first).to_be_visible()
+    seen = page.locator("#incident-seen").inner_text()
+    plot = page.locator("#incident-curves .nsewdrag").first.bounding_box()
+    assert plot is not None
+    page.mouse.move(plot["x"] + plot["width"] / 4, plot["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] / 2, plot["y"] + 40, steps=4)
+    page.mouse.up()
+    expect(page.locator("#incident-seen")).not_to_have_text(seen)
+    assert {"from", "to"} <= query(page).keys()
+    expect(rows.first).to_be_visible()
+    page.get_by_role("button", name="Zoom out").click()
+    expect(page.locator("#incident-seen")).to_have_text(seen)
+
+    following = page.get_by_role("link", name="Next incident").get_attribute("href")
+    page.keyboard.press("]")
+    expect(page).to_have_url(f"{shared.url}{following}")
+    expect(page.get_by_role("link", name="Previous incident")).to_have_attribute("href", f"/incidents/{one}")
+    page.keyboard.press("[")
+    expect(page).to_have_url(f"{shared.url}/incidents/{one}")
 
 
 def test_an_unknown_incident_says_so(shared: Any, open_page: Callable[..., Page]) -> None:

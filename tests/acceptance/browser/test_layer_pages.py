@@ -52,11 +52,38 @@ def test_a_healthy_layer_has_no_incident_and_all_stats_have_their_place(
     expect(page.locator("#layer-incidents")).to_have_text("No incident so far.")
 
 
+def test_a_name_is_short_in_sight_and_whole_on_hover_and_when_copied(
+    shared: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{shared.url}/runs/{RUN}")
+    link = page.locator("#layer-rows a.layer").first
+    name = link.get_attribute("title")
+    assert name is not None
+    assert re.fullmatch(r"blocks\.\d\.attn\..*\.weight", name)
+    left_out = link.locator(".shared")
+    expect(left_out).to_have_text(".weight")
+    assert left_out.evaluate("(part) => part.getBoundingClientRect().width") == 0
+    assert link.evaluate("(link) => { getSelection().selectAllChildren(link); return `${getSelection()}`; }") == name
+    expect(page.get_by_role("link", name=name).first).to_be_visible()
+
+
+def test_a_word_is_explained_on_hover_and_below_it_while_it_has_the_focus(
+    shared: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{shared.url}/runs/{RUN}")
+    word = page.locator(".dtypes .explained", has_text=re.compile("^K$")).first
+    expect(word).to_have_attribute("title", re.compile("micro-steps whose gradients are summed"))
+    below = "(word) => getComputedStyle(word, '::after').content"
+    assert word.evaluate(below) == "none"
+    word.focus()
+    assert "micro-steps whose gradients are summed" in word.evaluate(below)
+
+
 def test_missing_layers_and_runs_say_so(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{shared.url}/runs/{RUN}/layers/no.such/layer?from=3")
     expect(page.locator("h1")).to_have_text("No such run")
     page.goto(f"{shared.url}/runs/{RUN}/layers/no.such.layer")
-    expect(page.locator("h1")).to_have_text("No such layer")
+    expect(page.locator("h1")).to_have_text("No such parameter")
     page.get_by_role("link", name="See the run").click()
     page.wait_for_selector(IMAGE)
 

@@ -213,7 +213,7 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     change = card.get_by_role("button", name="Change its end")
     change.click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("collapse in lora-*, layers with")
+    expect(dialog).to_contain_text("collapse in lora-*, parameters with")
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     expect(change).to_be_focused()
@@ -313,8 +313,10 @@ def test_nothing_asks_what_a_click_does_before_there_is_one(place: Place, visit:
 
 def test_rules_are_tried_beside_those_in_force(place: Place, visit: Callable[..., Page]) -> None:
     page = visit("/settings/rules")
-    expect(page.locator(".rules-of li").first).to_contain_text("collapsenotifiesenter 1e-4 · exit 3e-4")
-    expect(page.locator(".rules-of li", has_text="accumulatoron the pages only")).to_be_visible()
+    expect(page.locator(".rules-of > li").first).to_contain_text("far below their own normal level")
+    expect(page.locator(".rules-of > li").first).to_contain_text("is under 1e-4, at least 1.5 decades below")
+    expect(page.locator(".rules-of > li").first).to_contain_text("enter 1e-4 · exit 3e-4")
+    expect(page.locator(".rules-of > li", has_text="accumulatoron the pages only")).to_be_visible()
 
     text, start = page.get_by_label("A whole rules.yaml"), page.get_by_role("button", name="Try it on the last runs")
     said, trial = page.locator("#rules-tried"), page.locator("#rules-trial")

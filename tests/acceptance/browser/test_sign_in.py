@@ -95,7 +95,7 @@ def test_a_visit_from_its_beginning_to_its_end(
     expect(page.locator("#layer-verdict")).to_be_visible()
     await_figures(page)
     page.locator(".brand").click()
-    expect(page.locator(".run h2 a")).to_have_count(1)
+    expect(page.locator(".run .of-name > a")).to_have_count(1)
     assert complaints == [], "nothing that the pages do is against their policy"
     assert page.evaluate("document.cookie") == "", "no script reads it"
 
@@ -104,7 +104,7 @@ def test_a_visit_from_its_beginning_to_its_end(
     assert all("401" in each for each in complaints)
     complaints.clear()
     give(page, guarded.token("admin")["secret"])
-    expect(page.locator(".run h2 a")).to_have_count(1)
+    expect(page.locator(".run .of-name > a")).to_have_count(1)
     page.get_by_role("link", name="Incidents", exact=True).click()
     ack(page)
     expect(page.locator(".row", has_text="acked by ada")).to_have_count(1)

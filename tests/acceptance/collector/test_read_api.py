@@ -16,12 +16,12 @@ from gradcanary import wire
 from support import streams
 
 RUN = {
-    "run", "state", "step", "last_step_at", "last_seen", "layers", "firing", "below_threshold", "worst", "accumulators",
-    "open_incidents", "headline", "severity_at_end", "note", "tags", "archived", "sparkline",
+    "run", "state", "created", "host", "step", "last_step_at", "last_seen", "loss", "layers", "firing",
+    "below_threshold", "worst", "worst_incident", "unacked", "accumulators", "open_incidents",
+    "headline", "severity_at_end", "note", "tags", "archived", "sparkline",
 }  # fmt: skip
 DETAIL = {
     "aliases",
-    "created",
     "revision",
     "framework",
     "rules_version",
@@ -70,6 +70,7 @@ def test_a_run_that_only_said_hello(session, read):
     assert set(row) == RUN
     assert (row["state"], row["step"], row["layers"], row["firing"], row["worst"]) == ("live", None, 0, {}, None)
     assert row["last_step_at"] is None
+    assert (row["loss"], row["host"], row["worst_incident"], row["unacked"]) == (None, None, None, [])
     assert np.isnan(decode(row["sparkline"])).all()
     assert set(read("")) == RUN | DETAIL
     assert read("/layers") == {"revision": 1, "layers": []}
@@ -84,7 +85,8 @@ def test_the_run_and_its_list_entry(session, read):
     assert set(detail) == RUN | DETAIL
     assert {key: detail[key] for key in RUN} == row
     assert (row["step"], row["layers"], row["accumulators"]) == (99, 6, {"bfloat16": 6})
-    for when in (row["last_seen"], row["last_step_at"]):
+    assert row["loss"] == {"name": "loss", "tags": {}, "last": pytest.approx(stream.loss[-1], rel=1e-6)}
+    for when in (row["created"], row["last_seen"], row["last_step_at"]):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", when)
     spark = decode(row["sparkline"])
     assert (spark.shape, spark.dtype) == ((64,), np.float32)

@@ -1,11 +1,14 @@
 """Names, notes, tags, the archive and the list of runs, over HTTP."""
 
 import base64
+import math
 from datetime import datetime, timedelta, timezone
 
 import httpx
+import numpy as np
 import pytest
 
+from gradcanary import wire
 from support.streams import Session, Stream, collapsed, healthy
 
 
@@ -94,6 +97,56 @@ def test_each_order_goes_on_over_pages(module_collector):
     # Equal but for capitals: the one that came first.
     assert paged(module_collector, **asked, sort="name") == ["Order-A", "order-a", "order-b", "order-B2", "order-c"]
     assert paged(module_collector, **asked, sort="name", state="live") == paged(module_collector, **asked, sort="name")
+
+
+def test_runs_are_in_the_order_of_a_column_and_in_reverse(module_collector):
+    fell = collapsed(200, 8, [0, 1, 2], at=100)
+    losses = {"column-a": 0.5, "column-b": None, "column-c": 0.25, "column-d": math.nan}
+    for run, loss in losses.items():
+        absmax = fell if run == "column-c" else healthy(10 if run == "column-d" else 20, 2)
+        values = None if loss is None else np.full(len(absmax), loss)
+        Session(module_collector.url, run=run).send(Stream(absmax, values))
+    asked = {"text": "column-", "limit": 3}
+    # A loss that is not finite comes last, as none does; it opened the newest incident.
+    for sort, names in {"loss": "cabd", "step": "cbad", "worst": "dcba"}.items():
+        wanted = [f"column-{each}" for each in names]
+        assert paged(module_collector, **asked, sort=sort) == wanted
+        assert paged(module_collector, **asked, sort=sort, reverse=True) == wanted[::-1]
+    by_duration = paged(module_collector, **asked, sort="duration")
+    assert by_duration == paged(module_collector, **asked, sort="duration", reverse=True)[::-1]
+    assert len(by_duration) == len(losses)
+    assert refused(module_collector.get("/api/v1/runs", sort="host"), 422, "invalid", "sort")
+
+
+def test_runs_whose_critical_incident_nobody_acknowledged_are_a_list(module_collector, change):
+    for run in ("need-a", "need-b"):
+        session = Session(module_collector.url, run=run)
+        session.send(Stream(collapsed(200, 8, [0, 1, 2], at=100), np.full(200, 1.0)))
+        if run == "need-b":
+            session.end()
+    Session(module_collector.url, run="need-c").send(Stream(healthy(20, 2)))
+    asked = {"text": "need-", "sort": "name"}
+    assert listed(module_collector, **asked, unacked=True) == ["need-a", "need-b"]
+    assert listed(module_collector, **asked, unacked=False) == ["need-c"]
+    for run in ("need-a", "need-b"):
+        told = module_collector.get(f"/api/v1/runs/{run}").json()
+        worst = {"rule": "collapse", "severity": "critical", "firing": 3, "layers": 8, "acked": False}
+        assert told["worst_incident"] == {"id": told["unacked"][0], **worst}
+        path = f"{module_collector.url}/api/v1/incidents/{told['unacked'][0]}/ack"
+        httpx.post(path, json={"by": "ada"}).raise_for_status()
+        after = module_collector.get(f"/api/v1/runs/{run}").json()
+        assert (after["unacked"], after["worst_incident"]["acked"]) == ([], True)
+    assert listed(module_collector, **asked, unacked=True) == []
+    assert listed(module_collector, **asked, unacked=False) == listed(module_collector, **asked)
+
+
+def test_the_list_tells_the_host_of_the_newest_launch(module_collector):
+    for launch, host in enumerate(("gpu-1", "gpu-2", None)):
+        environment = host and wire.Environment("train.py", None, None, host, (), (), ())
+        hello = Stream(healthy(1, 2)).hello(launch=f"l{launch}", environment=environment, started=1.7e9 + launch)
+        Session(module_collector.url, run="moved", session=f"s{launch}").put_hello(hello).raise_for_status()
+        told = module_collector.get("/api/v1/runs/moved").json()
+        assert told["host"] == (host or None), launch
 
 
 def test_an_archived_run_is_in_the_archive_until_it_trains_again(module_collector, change):

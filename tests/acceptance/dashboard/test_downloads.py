@@ -136,19 +136,20 @@ def test_a_comparison_s_curves_stand_beside_each_other(url: str) -> None:
     wanted = CompareView((RUN, OTHER), View(layer="=1+1", to_step=60))
     name, rows = table(url, share_bar.compared_url(wanted, "compare"))
     assert name == "compare-one-run--other-absmax-0-60.csv"
-    assert rows[0] == ["step", "one-run absmax =1+1", "one-run loss", "'-other absmax =1+1", "'-other loss"]
+    heads = ("absmax =1+1", "loss", "lr0")
+    assert rows[0] == ["step", *(f"{run} {head}" for run in ("one-run", "'-other") for head in heads)]
     assert [int(row[0]) for row in rows[1:]] == list(range(61))
     for step, *cells in rows[1:]:
         at = int(step)
         assert (np.float32(cells[0]), float(cells[1])) == (STREAM.absmax[at, 0], 1 / (at + 1))
         if at < 40:
-            assert cells[2:] == ["", ""]
+            assert cells[3:] == ["", "", ""]
         else:
-            assert (np.float32(cells[2]), float(cells[3])) == (LATER.absmax[at - 40, 0], 0.5)
+            assert (np.float32(cells[3]), float(cells[4])) == (LATER.absmax[at - 40, 0], 0.5)
     aligned = replace(wanted, align="first")
     _, rows = table(url, share_bar.compared_url(aligned, "compare"))
     assert rows[0][0] == "steps since the first of each run"
-    assert np.float32(rows[6][3]) == LATER.absmax[5, 0]
+    assert np.float32(rows[6][4]) == LATER.absmax[5, 0]
     assert rows[6][0] == "5"
 
 

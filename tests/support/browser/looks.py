@@ -9,7 +9,8 @@ from support.browser.plots import await_figures
 
 CUT = """() => {
     // Hidden from eyes on purpose, and figures, whose svg is as large as it is.
-    const allowed = ".unseen, .compared-runs thead, .skip, .brand .word, #link .word, .js-plotly-plot, select, option";
+    const heads = ":is(.compared-runs, .runs) thead";
+    const allowed = `.unseen, ${heads}, .skip, .brand .word, #link .word, .js-plotly-plot, select, option`;
     const name = (one) => one.tagName + "." + one.className + ": " + one.textContent.trim().slice(0, 40);
     const hides = (overflow) => overflow === "hidden" || overflow === "clip";
     return Array.from(document.querySelectorAll("header *, main *, dialog *")).filter((one) => {

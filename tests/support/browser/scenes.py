@@ -1,4 +1,4 @@
-"""Runs that look like real ones, posted over the real wire: what the browser tests and the screenshots look at."""
+"""Runs that look like real ones, posted over the real wire: what the browser tests look at."""
 
 from dataclasses import replace
 
@@ -99,15 +99,29 @@ def evaluating(url: str, run: str, *, steps: int, step_time_s: float) -> None:
     session.end(last_step=steps - 1).raise_for_status()
 
 
-HOSTILE = "<img src=x onerror=alert(1)>"
-
-
 def _costing(url: str, run: str, stream: Stream, **costs: float) -> Session:
     session = Session(url, run=run, session=f"session-of-{run}")
-    session.put_hello(stream.hello()).raise_for_status()
+    session.put_hello(stream.hello(**configuration(run, stream))).raise_for_status()
     for seq, batch in enumerate(stream.batches(40)):
         session.post_batch(seq, costing(batch, **costs)).raise_for_status()
     return session
+
+
+def configuration(run: str, stream: Stream) -> dict[str, object]:
+    """Return what an agent sends of a program and its optimizer, as parts of a hello; without bfloat16, no decay."""
+    values = {"optimizer": "AdamW", "lr": stream.lr, "weight_decay": 0.01 if stream.stored == "bfloat16" else 0.0}
+    return {
+        "environment": wire.Environment(
+            command=f"python train.py --batch 8 --name {run}",
+            git_commit=40 * "a",
+            git_dirty=False,
+            host="node-7",
+            gpus=("NVIDIA H100",),
+            versions=(("python", "3.11.7"), ("torch", "2.13.0")),
+            job=(),
+        ),
+        "settings": tuple(wire.Setting(0, None, (0,), name, value) for name, value in values.items()),
+    }
 
 
 def costing(batch: wire.Batch, **costs: float) -> wire.Batch:

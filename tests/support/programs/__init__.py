@@ -1,1 +1,1 @@
-"""Scripts that a test starts as a process of its own."""
+"""Scripts that a test, or a picture of the documents, starts as a process of its own."""

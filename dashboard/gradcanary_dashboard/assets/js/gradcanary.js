@@ -1,6 +1,6 @@
 /* What every page does by itself: times in words, its title, the clipboard, the theme. */
 {
-  const { go, on } = window.gradcanary;
+  const { go, on, onChange } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -79,6 +79,7 @@
   window.gradcanary = Object.assign(window.gradcanary || {}, { copy });
 
   setInterval(wordTimes, 500);
+  onChange(wordTimes); // before the browser paints what a refresh wrote
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { gradcanary: { title: setTitle } });
 }

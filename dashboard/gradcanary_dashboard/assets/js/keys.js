@@ -23,6 +23,8 @@
       event.preventDefault();
       filter().focus();
       filter().select();
+    } else {
+      document.querySelector(`main a[aria-keyshortcuts="${CSS.escape(key)}"]`)?.click(); // "[" and "]": the incident before, after
     }
   });
 

@@ -43,7 +43,7 @@
     });
   }
 
-  const attributeFilter = ["data-trees", "data-figure", "data-panels", "data-shown"];
+  const attributeFilter = ["datetime", "data-trees", "data-figure", "data-panels", "data-shown"];
   new MutationObserver(drawChanged).observe(document.documentElement, { childList: true, subtree: true, attributeFilter });
 
   window.gradcanary = Object.assign(window.gradcanary || {}, { attempt, onAttribute, onChange, on });

@@ -33,7 +33,11 @@ HINT = (
     "It changes nothing: the collector takes --rules FILE at its start. "
     "An empty field tries the rules in force alone. Nothing of a trial is kept."
 )
-ABOUT = ("version", "rules_version", "file", "grace", "pace", "layers")
+WORDS = (
+    "A rule fires when one of its cases holds. Its numbers are below, as rules.yaml names them. A factor of 10 is a "
+    "decade; the baseline is a parameter's own normal level."
+)
+ABOUT = ("version", "rules_version", "file", "grace", "pace", "layers", "descriptions")
 """What is no rule."""
 
 EXAMPLE = "version: 1\nrules:\n  collapse: {enter: 1.0e-5}\n"
@@ -47,11 +51,22 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
     return [
         *settings_frame.head("Rules"),
-        elements.card("in-force", slot("rules-source"), title="In force"),
-        *settings_frame.controls(PAGE, contents, _trial_form()),
-        static.slot("rules-trial", None),
-        elements.card("rules-of", slot("rules-list"), title="Rules"),
-        slot("rules-layers"),
+        html.Div(
+            [
+                html.Div(
+                    [
+                        elements.card("rules-of", slot("rules-source"), slot("rules-list"), title="Rules in force"),
+                        slot("rules-layers"),
+                    ],
+                    className="figures",
+                ),
+                html.Div(
+                    [*settings_frame.controls(PAGE, contents, _trial_form()), static.slot("rules-trial", None)],
+                    className="beside",
+                ),
+            ],
+            className="columns",
+        ),
         elements.page_state(PAGE, contents.get("shown")),
     ]
 
@@ -163,15 +178,22 @@ def _source(rules: Rules) -> list[Any]:
 
 
 def _listed(rules: Rules) -> list[Any]:
-    entries = [_rule(name, rules[name]) for name in rules if name not in ABOUT]
+    described = rules["descriptions"]
+    entries = [_rule(name, rules[name], described[name]) for name in rules if name not in ABOUT]
     rest = [("Grace", _values(rules["grace"])), ("Pace", _values(rules["pace"]))]
-    return [html.Ul(entries, className="rules-of"), settings_frame.facts(rest)]
+    return [html.P(WORDS, className="dim"), html.Ul(entries, className="rules-of"), settings_frame.facts(rest)]
 
 
-def _rule(name: str, rule: Mapping[str, Any]) -> html.Li:
+def _rule(name: str, rule: Mapping[str, Any], described: Mapping[str, Any]) -> html.Li:
+    """Return a rule: what it means, when it fires and how bad that is, and its numbers as rules.yaml names them."""
     values = {key: value for key, value in rule.items() if key not in ("enabled", "notify")}
-    head = html.Div([html.Code(name, className="name"), _state(rule)], className="told-of")
-    return html.Li([head, html.P(_values(values), className="values")] if values else head)
+    head = html.Div([html.H3(html.Code(name)), _state(rule)], className="told-of")
+    cases = [
+        html.Li([elements.badge(case["severity"], case["severity"]), html.Span(elements.prose(case["when"]))])
+        for case in described["cases"]
+    ]
+    numbered = [html.P(_values(values), className="values")] if values else []
+    return html.Li([head, html.P(described["means"]), html.Ul(cases, className="cases"), *numbered])
 
 
 def _state(rule: Mapping[str, Any]) -> html.Span:

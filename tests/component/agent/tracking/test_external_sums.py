@@ -365,7 +365,7 @@ def test_a_layer_that_goes_is_no_error(capsys: pytest.CaptureFixture[str]) -> No
         ("0.weight", torch.zeros(32, 16, device="meta"), ValueError, "meta"),
         ("0.weight", torch.zeros(32, 16, dtype=torch.int32), ValueError, "int32"),
         ("0.wieght", torch.zeros(32, 16), ValueError, r"no parameter is called so; there are, for example, 0.weight"),
-        ("0.weight", torch.zeros(16, 32), ValueError, r"shape \(16, 32\): its layer has \(32, 16\)"),
+        ("0.weight", torch.zeros(16, 32), ValueError, r"shape \(16, 32\): its parameter has \(32, 16\)"),
     ],
 )
 def test_wrong_arguments_raise(collector: Recorded, name: object, tensor: object, error: type, said: str) -> None:

@@ -2,10 +2,11 @@
 
 import base64
 import json
+import sys
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import event, insert, update
+from sqlalchemy import event, insert, select, update
 from starlette.testclient import TestClient
 
 from gradcanary_dashboard.collector import run as run_data
@@ -283,13 +284,50 @@ def test_list_details_are_those_of_each_incident(desk):
     desk.write(seal)
     desk.write(deliver)
     listed = desk.api.get("/api/v1/incidents", params={"detailed": 2}).json()["incidents"]
-    alone = [desk.api.get(f"/api/v1/incidents/{number}").json() for number in (3, 2, 1)]
+    answers = [desk.api.get(f"/api/v1/incidents/{number}").json() for number in (3, 2, 1)]
+    assert [(answer["previous"], answer["next"]) for answer in answers] == [(2, None), (1, 3), (None, 2)]
+    alone = [{key: told for key, told in each.items() if key not in {"previous", "next", "names"}} for each in answers]
     assert listed[:2] == alone[:2]
     assert listed[2] == {name: alone[2][name] for name in alone[2].keys() - {"layers", "deliveries"}}
     whole = desk.api.get("/api/v1/incidents", params={"detailed": 100}).json()["incidents"]
     assert whole == alone
     assert [len(each["deliveries"]) for each in whole] == [1, 1, 1]
     assert any(delivery["attempts"] for each in whole for delivery in each["deliveries"])
+
+
+def test_an_incident_tells_what_all_names_of_its_run_share(desk):
+    desk.record(1, fired(0))
+    assert desk.api.get("/api/v1/incidents/1").json()["names"] == {"prefix": "", "suffix": ".weight"}
+    added = {"run_id": 1, "layer_no": 300, "name": "head.bias"}
+    row = desk.write(lambda connection, _: connection.execute(select(layer).limit(1)).mappings().one())
+    desk.write(lambda connection, _: connection.execute(insert(layer).values({**row, **added})))
+    assert desk.api.get("/api/v1/incidents/1").json()["names"] == {"prefix": "", "suffix": ""}
+
+
+def test_an_incident_tells_its_neighbours_and_the_state_of_its_run(desk):
+    desk.add_run(2, "b")
+    desk.add_run(3, "c")
+    for run_id, rule in ((2, "nonfinite"), (1, "nonfinite"), (3, "nonfinite"), (1, "silent")):
+        desk.record(run_id, fired(None, rule=rule))
+    path = "/api/v1/incidents"
+    answers = {number: desk.api.get(f"{path}/{number}") for number in (2, 4, 1, 3)}
+    beside = [(told.json()["previous"], told.json()["next"]) for told in answers.values()]
+    assert beside == [(None, 4), (2, 1), (4, 3), (1, None)], "those of its run first"
+    desk.record(1, fired(None, rule="stalled"))
+    again = desk.api.get(f"{path}/1", headers={"if-none-match": answers[1].headers["etag"]})
+    assert (again.status_code, again.json()["previous"]) == (200, 5)
+    assert {each["run_state"] for each in desk.api.get(path).json()["incidents"]} == {"silent"}
+    etag = desk.api.get(path).headers["etag"]
+    desk.write(lambda connection, _: connection.execute(update(run).where(run.c.run_id == 3).values(ended="finished")))
+    after = desk.api.get(path, headers={"if-none-match": etag}).json()["incidents"]
+    assert {each["run"]: each["run_state"] for each in after}["c"] == "finished"
+
+
+def test_a_member_tells_its_block(desk):
+    desk.record(1, fired(7))
+    [member] = desk.api.get("/api/v1/incidents/1").json()["layers"]
+    assert member["name"].startswith(member["block"])
+    assert member["block"] != member["name"]
 
 
 def test_list_details_take_as_many_statements_for_ten_incidents_as_for_one(desk):
@@ -364,6 +402,23 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
                 held[path] = again
     told = held[page].json()["incidents"][0]["last_deliveries"]
     assert told == [{"endpoint": 1, "name": "on call", "kind": "opened", "state": "delivered"}]
+
+
+def test_the_picture_of_an_incident(desk, monkeypatch):
+    desk.record(1, fired(0))
+    path = "/api/v1/incidents/1/picture.png"
+    answer = desk.api.get(path)
+    assert (answer.status_code, answer.headers["content-type"], answer.content[:4]) == (200, "image/png", b"\x89PNG")
+    assert len(answer.content) <= 60_000
+    tag = {"if-none-match": answer.headers["etag"]}
+    assert desk.api.get(path, headers=tag).status_code == 304
+    desk.write(lambda connection, _now: runs.bump_revision(connection, 1))
+    assert desk.api.get(path, headers=tag).status_code == 200
+    assert desk.api.get("/api/v1/incidents/7/picture.png").status_code == 404
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    refused = desk.api.get(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (501, "no_pillow")
+    assert "pip install 'gradcanary[notify]'" in refused.json()["error"]["message"]
 
 
 def test_actor_is_the_given_name_or_that_of_the_token(desk):

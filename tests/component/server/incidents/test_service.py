@@ -201,6 +201,8 @@ def test_the_runs_list_speaks_of_the_worst(store):
     assert headline == service.RunHeadline(
         [1, 2, 3],
         "critical",
+        service.WorstIncident(2, "nonfinite", "critical", 0, 300, acked=False),
+        [2],
         {"collapse": 1, "nonfinite": 0, "scale_drop": 0},
         "the loss became NaN or infinite at step 500",
     )

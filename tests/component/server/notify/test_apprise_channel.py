@@ -69,10 +69,10 @@ def opened(url):
     return channel
 
 
-def notify(channel, body=None):
+def notify(channel, body=None, picture=None):
     # In a thread of its own: the browser tests leave an event loop running in this one.
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, apprise_channel.send_text(channel, body or message())).result()
+        pool.submit(asyncio.run, apprise_channel.send_message(channel, body or message(), picture)).result()
 
 
 def posted(receiver):
@@ -144,7 +144,7 @@ def test_mail_of_an_incident_is_a_thread_and_text():
         server.got, port = [], server.server_address[1]
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         channel = opened(f"mailto://127.0.0.1:{port}?from=a@example.com&to=b@example.com&smtp=127.0.0.1&mode=insecure")
-        notify(channel)
+        notify(channel, picture=b"\x89PNG of it")
         notify(channel, message("resolved", state="resolved", title="[resolved] sdxl: 4 parameters collapsed (#31)"))
         server.shutdown()
     assert [mail["subject"] for mail in server.got] == [
@@ -158,6 +158,32 @@ def test_mail_of_an_incident_is_a_thread_and_text():
     assert DATA["explanation"]["what"] in told
     assert told.splitlines()[2] == DATA["url"]
     assert "lr = 1e-4" in told
+    pictures = [[part.get_content() for part in mail.iter_attachments()] for mail in server.got]
+    assert pictures == [[b"\x89PNG of it"], []]
+    assert [part.get_filename() for part in server.got[0].iter_attachments()] == ["incident.png"]
+
+
+def test_a_service_that_refuses_a_picture_gets_the_message_without_it_at_once(receiver_factory, monkeypatch, caplog):
+    monkeypatch.setattr(apprise_channel, "REFUSED_S", 60.0)
+    receiver = receiver_factory(status(413), status(200))
+    channel = opened(f"json://127.0.0.1:{receiver.port}/{PASSWORD}")
+    assert apprise_channel.pictured_incident(channel, message()) == 31
+    notify(channel, picture=b"png")
+    assert [len(each["attachments"]) for each in posted(receiver)] == [1, 0]
+    assert apprise_channel.pictured_incident(channel, message()) is None, "the next one is text at once"
+    [line] = [record.message for record in caplog.records if record.name == apprise_channel.__name__]
+    assert line.startswith("JSON takes no pictures, and gets none for a day")
+    assert PASSWORD not in line
+
+
+def test_a_service_that_is_slow_to_refuse_a_picture_gets_text_at_the_next_attempt(receiver_factory, monkeypatch):
+    monkeypatch.setattr(apprise_channel, "REFUSED_S", 0.0)
+    receiver = receiver_factory(status(500))
+    channel = opened(f"json://127.0.0.1:{receiver.port}/")
+    with pytest.raises(TransportError):
+        notify(channel, picture=b"png")
+    assert len(posted(receiver)) == 1, "it may have got the first one"
+    assert apprise_channel.pictured_incident(channel, message()) is None
 
 
 def test_teams_takes_it_over_tls(receiver_factory, tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """The story of an incident."""
 
+from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import timeline
+from gradcanary_dashboard.analysis.picture import Curves
 from gradcanary_dashboard.pages import incident as incident_page
-from support.api_answers import delivery, full, member
+from support.api_answers import delivery, full, member, run
 
 
 def test_the_story_of_an_incident_is_told_in_its_order() -> None:
@@ -34,7 +36,7 @@ def test_the_story_of_an_incident_is_told_in_its_order() -> None:
         "Resolved at step 900: recovered",
         "h.example: resolved, expired: not delivered in time",
     ]
-    said = str(incident_page.fill(told)["incident-story"])
+    said = str(incident_page.fill(told, Curves(run(), None, None), View())["incident-story"])
     assert "2 attempts, the last: 200" in said
     assert "no answer after 9 ms: refused" in said
 
@@ -44,4 +46,4 @@ def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
     shown, left_out = timeline.shortened(timeline.entries(many))
     assert (len(shown), left_out) == (timeline.SHOWN, 121 - timeline.SHOWN)
     assert shown[0].words.startswith("Opened")
-    assert "and 61 more, and then" in incident_page.fill(many)["incident-story"]
+    assert "and 61 more, and then" in incident_page.fill(many, Curves(run(), None, None), View())["incident-story"]

@@ -5,9 +5,7 @@ from gradcanary_dashboard.collector import endpoints as failing_endpoints
 from gradcanary_dashboard.collector.client import Answer
 from gradcanary_dashboard.components import banners
 from gradcanary_dashboard.pages import runs as runs_page
-from support.api_answers import run, text_of
-
-NONE_OPEN = {"incidents": [], "next": None}
+from support.api_answers import run, run_list, text_of
 
 
 def endpoint(**changes: object) -> dict[str, object]:
@@ -34,7 +32,7 @@ def test_unreachable_endpoints_are_listed_above_the_runs() -> None:
     silent = failing_endpoints.load(Endpoints([*shown, *hidden]))
     assert silent == shown
     for runs in ([], [run()]):
-        said = text_of(runs_page.fill(runs, NONE_OPEN, Listing(), silent)["runs"])
+        said = text_of(runs_page.fill(run_list(*runs), None, Listing(), silent)["runs"])
         assert "Messages do not reach 2 endpoints" in said
         assert (
             "is disabled since 2026-11-20 10:00 UTC: answered 410. Enable it: gradcanary endpoints set 3 --en" in said

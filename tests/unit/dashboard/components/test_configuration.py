@@ -109,10 +109,3 @@ def test_newest_launch_comes_first_and_earlier_ones_are_folded() -> None:
 )
 def test_launches_have_their_steps_and_states(sessions: list[dict[str, Any]], words: str) -> None:
     assert words in shown(sessions=sessions)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"), [(1e5, "100,000"), (0.9999999, "0.9999999"), (1e-8, "1e-8"), (1e20, "1e20"), ("nan", "nan")]
-)
-def test_value_is_shown_as_it_was_set(value: Any, words: str) -> None:
-    assert configuration.exact(value) == words

@@ -2,12 +2,12 @@
 
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.components import incident_card
-from support.api_answers import full, incident, text_of
+from support.api_answers import full, incident, member, text_of
 
 
 def test_a_card_says_what_happened_and_who_was_told() -> None:
     told = incident(
-        layers=[{"layer": 1, "name": "blocks.1.lora_A", "since_step": 31, "baseline": 3.1e-3, "value": 6.1e-7}],
+        layers=[member(1, since_step=31)],
         explanation=full()["explanation"],
         caused_by=30,
         also=[32, 33],

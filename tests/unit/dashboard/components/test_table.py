@@ -5,6 +5,7 @@ from typing import Any
 
 from gradcanary_dashboard.components import difference_table, layer_table, member_table, static, table
 from gradcanary_dashboard.components.table import Column, Row
+from gradcanary_dashboard.text.names import Common
 
 COLUMNS = (Column("Layer", "link"), Column("value", "number", "What it had"))
 NAMES = {"link", "button", "button link"}
@@ -24,7 +25,8 @@ def test_a_body_is_a_slot_below_its_heads() -> None:
         "children"
     ]
     heads = head["props"]["children"]["props"]["children"]
-    assert [each["props"]["children"] for each in heads] == ["Layer", "value"]
+    first, second = (each["props"]["children"] for each in heads)
+    assert (first, second["props"]["children"], second["props"]["title"]) == ("Layer", "value", "What it had")
     assert (body["props"]["id"], body["props"][static.TREES]) == ("rows", "[1]")
 
 
@@ -45,9 +47,16 @@ def test_a_long_name_goes_on_behind_its_dots() -> None:
     assert link[2:] == ["a.", ["wbr", {}], "b.", ["wbr", {}]]
 
 
+def test_what_all_names_share_is_in_the_text_and_not_seen() -> None:
+    [link] = names("link", Row("model.a.b.weight", [], href="/x", common=Common("model.", ".weight")))
+    assert link[1]["title"] == "model.a.b.weight"
+    shared = [["span", {"class": "shared"}, text] for text in ("model.", ".weight")]
+    assert link[2:] == [shared[0], "a.", ["wbr", {}], "b", ["wbr", {}], shared[1]]
+
+
 def test_a_button_draws_the_layer() -> None:
     [button] = names("button", Row("a", [], is_chosen=True))
-    assert (button[1]["data-layer"], button[1]["aria-pressed"], button[2:]) == ("a", "true", ["a"])
+    assert (button[1]["data-layer"], button[1]["aria-pressed"], button[2:]) == ("a", "true", ["a", ["wbr", {}]])
     button, link = names("button link", Row("a", [], href="/x"))
     assert (button[1]["aria-pressed"], link[0]) == ("false", "a")
 

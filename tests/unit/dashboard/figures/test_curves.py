@@ -105,6 +105,15 @@ def test_the_threshold_is_always_in_sight() -> None:
         assert low < -4 < high
 
 
+@given(st.floats(1e-9, 1e9), st.floats(1, 9))
+def test_a_log_axis_without_a_power_of_ten_has_whole_numbers_in_sight(low: float, times: float) -> None:
+    drawn = trend_of([low], [low], [low * times], stat="norm")["layout"]["yaxis"]
+    floor, top = (10**end for end in drawn["range"])
+    if np.floor(drawn["range"][1]) < drawn["range"][0]:  # a learning rate of 2e-3 had a lone 2
+        step = float(str(drawn["dtick"]).removeprefix("L"))
+        assert 1 <= top // step - floor // step <= 3
+
+
 def test_nonfinite_values_are_crosses() -> None:
     answer = series_answer(curve([1e-3, NAN], [1e-3, NAN], [1e-3, NAN], nonfinite=[0, 3]), [0, 1])
     drawn = curves.trend(answer, span_of([0, 1]), ABSMAX, QUIET, firing=True)

@@ -148,10 +148,12 @@ def test_what_is_not_trained_is_striped_in_columns_of_any_width(kind: int, colum
 
 def test_each_row_of_the_worst_first_has_the_part_of_its_name_that_differs() -> None:
     answer = heatmap_answer(rows=3, columns=2)
-    parts = ["2.attn.q.lora_A", "2.attn.q.lora_B", "10.attn.q.lora_A"]
-    for row, part in zip(answer["rows"], parts, strict=True):
-        row["name"] = f"base_model.h.{part}.default.weight"
-    drawn = figure_of(answer, names_rows=True)["layout"]
+    parts = ["h.2.attn.q.lora_A", "h.2.attn.q.lora_B", "h.10.attn.q.lora_A"]
+    names = [f"base_model.{part}.default.weight" for part in parts]
+    for row, name in zip(answer["rows"], names, strict=True):
+        row["name"] = name
+    listed = [layer(number, name=name) for number, name in enumerate(names)]
+    drawn = figure_of(answer, layers=listed, names_rows=True)["layout"]
     assert drawn["yaxis"]["ticktext"] == parts
     assert drawn["yaxis"]["tickvals"] == [0, 1, 2]
     assert drawn["margin"]["l"] > axes.MARGIN["l"]

@@ -43,8 +43,8 @@ def test_frozen_parameters_are_on_the_tile_and_listed_below_the_layers() -> None
     contents = filled([layer(0)], facts)
     assert contents["tiles"].count("2 of 3 parameters are frozen") == 1
     assert contents["layer-rows-frozen"].startswith('[["details",{},["summary",{},"2 of 3 parameters are frozen"]')
-    assert "body.weight" in contents["layer-rows-frozen"]
-    assert "body.bias" in contents["layer-rows-frozen"]
+    assert '"body.",["wbr",{}],"weight"' in contents["layer-rows-frozen"]
+    assert '"body.",["wbr",{}],"bias"' in contents["layer-rows-frozen"]
     assert "frozen" not in text_of(contents["accumulators"])
 
 

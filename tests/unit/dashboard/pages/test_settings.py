@@ -155,6 +155,10 @@ RULES: dict[str, Any] = {
     "layers": [],
     "rules_version": 3,
     "file": None,
+    "descriptions": {
+        "collapse": {"means": "They stop learning.", "cases": [{"when": "it is under 1e-4", "severity": "critical"}]},
+        "unused": {"means": "It never had a gradient.", "cases": []},
+    },
 }
 
 
@@ -204,6 +208,8 @@ def test_rules_are_listed_with_what_they_do() -> None:
     found = shown()
     assert '"enter 1e-4 \\u00b7 evidence fall, siblings"' in found["rules-list"]
     assert found["rules-list"].index('"notifies"') < found["rules-list"].index('"off"')
+    said = ["They stop learning.", '"critical"', "it is under ", "enter 1e-4"]
+    assert sorted(said, key=found["rules-list"].index) == said
     assert "The defaults, version 3" in found["rules-source"]
     assert "/etc/rules.yaml" in shown({**RULES, "file": "/etc/rules.yaml"})["rules-source"]
 

@@ -28,6 +28,9 @@ def test_bytes_are_told_in_the_unit_of_torch(number: float | None, text: str) ->
         (0.9999, "1 s"),
         (119.6, "2 min 0 s"),
         (179.7, "3 min 0 s"),
+        (7169, "119 min 29 s"),
+        (7171, "2 h 0 min"),
+        (190_000, "52 h 47 min"),
     ],
 )
 def test_a_duration_is_told_in_its_own_unit(number: float | None, text: str) -> None:
@@ -68,3 +71,10 @@ def test_a_short_block_is_short_and_the_end_of_the_name(name: str, limit: int) -
     short = numbers.short_block(name, limit)
     assert len(short) <= limit
     assert name.endswith((short.removeprefix("…"), short))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1e5, "100,000"), (0.9999999, "0.9999999"), (1e-8, "1e-8"), (1e20, "1e20"), ("nan", "nan")]
+)
+def test_value_is_shown_as_it_was_set(value: float | str, words: str) -> None:
+    assert numbers.setting(value) == words

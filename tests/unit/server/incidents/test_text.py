@@ -48,6 +48,14 @@ def test_a_fall_names_layers_values_and_when_it_began():
     assert headline(*changes, names=BLOCKS) == "9 of 60 parameters collapsed at steps 12,340 to 12,342"
 
 
+def test_the_beginning_that_all_names_share_is_left_out():
+    changes = [fired(number) for number in lora_a((7, 8, 9))]
+    names = [f"base_model.model.h.{name.removeprefix('blocks.')}.default.weight" for name in BLOCKS]
+    assert "9 of 60 parameters (lora_A in h.7-9) fell" in sentence(*changes, names=names)
+    assert "(h." in sentence(fired(14), names=names)
+    assert "(lora_A in base_model.model.h.7-9)" in sentence(*changes, names=[*names, "head.weight"])
+
+
 def test_several_kinds_of_evidence_are_told_apart():
     far = Transition(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
     said = sentence(fired(0), far)

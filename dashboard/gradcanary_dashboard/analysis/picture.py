@@ -1,0 +1,113 @@
+"""The picture of an incident: which steps, which stat, which parameters, and the levels to hold them against. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.launches import Steps
+from gradcanary_dashboard.text import numbers
+
+AROUND = 100
+"""Steps before and after the first sign."""
+
+PARAMETERS = 5
+
+Member = Mapping[str, Any]
+
+_STATS = {
+    "frozen": "frozen_fraction",
+    "in_vain": "frozen_fraction",
+    "no_update": "update_ratio",
+    "accumulation_loss": "accumulation_error",
+    "accumulator": "accumulation_error",
+}
+
+"""The stat that shows the incidents of a rule; of others it is absmax."""
+
+_ENDS = {"nonfinite": "not finite", "vanished": "no gradient"}
+"""The end of a parameter without a last value."""
+
+_SHARES = {"frozen": "stood still", "in_vain": "stood still", "accumulation_loss": "lost"}
+
+FEWEST = 4
+"""A stat that was measured at fewer steps does not show when it changed."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The run, a stat of the worst parameters (None if it has no value there) and metrics, of the same steps."""
+
+    run: Mapping[str, Any]
+    series: Mapping[str, Any] | None
+    metrics: Mapping[str, Any] | None
+
+
+def stats(rule: str) -> list[str]:
+    """Return the stats that show the incidents of a rule, the best one first."""
+    return list(dict.fromkeys((_STATS.get(rule, "absmax"), "absmax")))
+
+
+def steps(incident: Mapping[str, Any], there: Steps | None) -> Steps:
+    """Return the first and the last step: those around the first sign that the run has, with the opening."""
+    since = int(incident["since_step"])
+    margin = max(AROUND, 2 * (incident["opened_step"] - since))
+    first, last = there or (0, since)
+    return min(max(first, since - margin), since), max(min(last, since + margin), since)
+
+
+def members(incident: Mapping[str, Any]) -> list[Member]:
+    """Return the parameters of an incident, without the run as a whole."""
+    return [member for member in incident["layers"] if member["layer"] is not None]
+
+
+def worst(incident: Mapping[str, Any]) -> list[Member]:
+    """Return the parameters that are furthest from what they were; of equal ones the first that fell, firing first."""
+    is_absmax = is_of_absmax(incident["rule"])
+    ranked = sorted(
+        members(incident),
+        key=lambda each: (each["until_step"] is not None, -_distance(each, is_absmax), each["since_step"]),
+    )
+    return ranked[:PARAMETERS]
+
+
+def is_of_absmax(rule: str) -> bool:
+    """Return True if the values of members are as large as their baselines, and not a share or an error."""
+    return rule not in _STATS
+
+
+def values(rule: str, member: Member) -> str:
+    """Return what a parameter had: ``0.0038 → 1.6e-7``, ``7.2e-9, similar 1.9e-4``, ``8.9 % lost``."""
+    value, baseline, siblings = (member[key] for key in ("value", "baseline", "siblings"))
+    if not is_of_absmax(rule):
+        told = numbers.scientific if rule == "no_update" else numbers.percent
+        return "" if value is None else " ".join(filter(None, (told(value), _SHARES.get(rule))))
+    now = _ENDS.get(rule, "") if value is None else numbers.scientific(value)
+    if baseline is not None and now:
+        return f"{numbers.scientific(baseline)} → {now}"
+    return f"{now}, similar {numbers.scientific(siblings)}" if now and siblings else now
+
+
+def has_values(series: Mapping[str, Any], least: int = 1) -> bool:
+    """Return True if a series or metric has values, finite or not, in so many buckets."""
+    return bool(((decode(series["count"]) + decode(series["nonfinite"])) > 0).sum() >= least)
+
+
+def level(known: Sequence[Member], key: str) -> float | None:
+    """Return the median of a value of members, such as their baseline; None if none of them has it."""
+    found = [member[key] for member in known if member[key]]
+    return median(found) if found else None
+
+
+def _distance(member: Member, is_absmax: bool) -> float:
+    """Return the decades between a value and the level before, else of similar parameters; else the value itself."""
+    value, reference = member["value"], (member["baseline"] or member["siblings"]) if is_absmax else None
+    if value is None:
+        return -math.inf
+    if not reference:
+        return float(value)
+    return abs(math.log10(value / reference)) if value > 0 else math.inf
