@@ -363,7 +363,7 @@ def _below_layers(data: RunData) -> list[html.Span]:
     later = sum(layer["state"] == "not_trainable" for layer in data.layers)
     low = numbers.low(data.run["below_threshold"])
     said = [frozen.partition(":")[0], f"{numbers.plural(later, 'parameter')} not trainable" if later else ""]
-    shown = [elements.explained(low, explain("low"))] if low else []
+    shown = [html.Span(low, title=explain("low"))] if low else []
     return [*shown, *(html.Span(words) for words in said if words)]
 
 
