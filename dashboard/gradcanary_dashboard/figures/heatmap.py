@@ -83,11 +83,13 @@ def figure(
     layers: Sequence[Layer] = (),
     *,
     names_rows: bool = False,
+    scaled_with: Mapping[str, Any] | None = None,
 ) -> axes.Figure:
     """Return the heatmap; with ``layout.meta`` the page names the cell under the pointer.
 
     A row of several layers links to the worst of them by the order of the table of ``layers``. With ``names_rows`` each
-    row has its name, as in an order in which neighbours are of different blocks; else each block has.
+    row has its name, as in an order in which neighbours are of different blocks; else each block has. Its colours are
+    those of the values here and in ``scaled_with``, the heatmap of another run.
     """
     rows: Sequence[Mapping[str, Any]] = answer["rows"]
     stat = STATS[answer["stat"]]
@@ -98,7 +100,8 @@ def figure(
     has_samples = np.isfinite(decode(answer["times"]))
     cells[(cells == NO_DATA) & has_samples] = NOT_SAMPLED
     placed = _placed(buckets, cells, span)
-    scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"])
+    others = None if scaled_with is None else decode(scaled_with["cells"])
+    scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"], others)
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
     known = {layer["layer"]: layer for layer in layers}
     leads = [RowLink.of(row, known) for row in rows]
@@ -118,6 +121,7 @@ def figure(
         "chosen": chosen,
         "value": answer["value"],
         "stat": stat.name,
+        "run": answer["run"],
         "events": marked,
         "bar": color_bar.trace(scale, height),
     }
@@ -260,10 +264,12 @@ def _trace(placed: Placed, codes: npt.NDArray[np.int16], scale: palette.Scale) -
     }
 
 
-def coded(cells: npt.NDArray[np.int16], stat: Stat, enter: float) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
-    """Return the colour scale for these cells and the cells with their sentinels moved beside the values."""
-    special = np.isin(cells, list(KINDS))
-    values = np.clip(cells[~special], -30_000, 30_000)
+def coded(
+    cells: npt.NDArray[np.int16], stat: Stat, enter: float, others: npt.NDArray[np.int16] | None = None
+) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
+    """Return the colour scale for these cells and ``others``, and the cells with their sentinels beside the values."""
+    known = np.concatenate([each.ravel() for each in (cells, others) if each is not None])
+    values = np.clip(known[~np.isin(known, list(KINDS))], -30_000, 30_000)
     threshold = round(palette.MILLI * float(np.log10(enter)))
     low, high = (int(values.min()), int(values.max())) if values.size else (threshold, threshold)
     if stat.has_threshold:

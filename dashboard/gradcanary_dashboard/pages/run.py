@@ -123,7 +123,10 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
     span = axes.Span.of(run, view, data.heatmap).timed(clock)
     events = Events.of(data.run, data.heatmap["marks"])
     chosen = data.layer["layer"] if data.layer else None
-    drawn = heatmap.figure(data.heatmap, span, chosen, events, data.layers, names_rows=view.order == "worst")
+    other = data.other.heatmap if data.other else None
+    drawn = heatmap.figure(
+        data.heatmap, span, chosen, events, data.layers, names_rows=view.order == "worst", scaled_with=other
+    )
     listed, sums = _matching(data, view), accumulators.groups(data.layers)
     rows, common = layers.worst_first(listed)[: layers.MAX_ROWS], layers.common(data.layers)
     return {
@@ -158,14 +161,17 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events, common),
         "vs": static.encode(run_picker.beside(run, data.other.run if data.other else None, view)),
-        "vs-heatmap": _other_heatmap(data.other, span) if data.other else elements.NO_FIGURE,
+        "vs-heatmap": _other_heatmap(data, data.other, span, view) if data.other else elements.NO_FIGURE,
     }
 
 
-def _other_heatmap(other: OtherRun, span: axes.Span) -> axes.Figure:
-    """Return the heatmap of the run beside this one, over the steps of this one."""
+def _other_heatmap(data: RunData, other: OtherRun, span: axes.Span, view: View) -> axes.Figure:
+    """Return the heatmap of the run beside this one: over the same steps, in the same colours."""
     events = Events.of(other.run, other.heatmap["marks"])
-    return heatmap.figure(other.heatmap, span, other.layer["layer"] if other.layer else None, events, other.layers)
+    chosen, names_rows = other.layer["layer"] if other.layer else None, view.order == "worst"
+    return heatmap.figure(
+        other.heatmap, span, chosen, events, other.layers, names_rows=names_rows, scaled_with=data.heatmap
+    )
 
 
 def _is_of_samples(data: RunData, events: Events) -> bool:
@@ -357,7 +363,7 @@ def _below_layers(data: RunData) -> list[html.Span]:
     later = sum(layer["state"] == "not_trainable" for layer in data.layers)
     low = numbers.low(data.run["below_threshold"])
     said = [frozen.partition(":")[0], f"{numbers.plural(later, 'parameter')} not trainable" if later else ""]
-    shown = [elements.explained(low, explain("low"))] if low else []
+    shown = [html.Span(low, title=explain("low"))] if low else []
     return [*shown, *(html.Span(words) for words in said if words)]
 
 

@@ -79,13 +79,9 @@
   // ---- to the last digit
 
   function question(cell) {
-    const query = new URLSearchParams({ run: runOf(), stat: cell.meta.stat, first: cell.first, last: cell.end });
+    const query = new URLSearchParams({ run: cell.meta.run, stat: cell.meta.stat, first: cell.first, last: cell.end });
     for (const number of cell.meta.numbers[cell.row].slice(0, 100)) query.append("layer", number);
     return "/_cell?" + query;
-  }
-
-  function runOf() {
-    return decodeURIComponent(window.location.pathname.split("/")[2] || "");
   }
 
   function learn(cell, plot) {
@@ -108,13 +104,13 @@
   // ---- to its layer
 
   function open(plot, row) {
-    const { layers, numbers } = plot.layout.meta || {};
+    const { layers, numbers, run } = plot.layout.meta || {};
     const name = layers?.[row];
     if (!name) return;
     const segment = /^\.*$/.test(name.trim()) ? String(numbers[row][0]) : encodeURIComponent(name);
     const kept = Array.from(new URLSearchParams(window.location.search)).filter(([key]) => ["from", "to", "x"].includes(key));
     const search = kept.length ? "?" + new URLSearchParams(kept) : "";
-    window.gradcanary.open(`/runs/${encodeURIComponent(runOf())}/layers/${segment}${search}`);
+    window.gradcanary.open(`/runs/${encodeURIComponent(run)}/layers/${segment}${search}`);
   }
 
   function listen(plot) {
@@ -125,7 +121,7 @@
 
   document.addEventListener("gradcanary:pointed", (event) => {
     const at = event.detail;
-    const plot = at && at.plot.closest("#heatmap") ? at.plot : null;
+    const plot = at && at.plot.closest("#heatmap, #vs-heatmap") ? at.plot : null;
     under = plot && { plot, row: at.row };
     const cell = plot && cellOf(plot, at.x, at.row);
     if (!cell) {

@@ -84,6 +84,18 @@ def test_white_is_the_threshold_and_nothing_else() -> None:
     assert heatmap.coded(np.array([[-9500, 2500]], np.int16), ABSMAX, 1e-4)[0].told == scale.told
 
 
+def test_two_runs_have_the_same_colours() -> None:
+    high, low = heatmap_answer(rows=2, columns=3), heatmap_answer(rows=1, columns=2)
+    low |= {"stat": "norm", "cells": column([[-9000, NO_DATA]], "int16")}
+    high |= {"stat": "norm", "run": "other"}
+    own, other = figure_of(high, scaled_with=low), figure_of(low, scaled_with=high)
+    (one,), (two,) = own["data"], other["data"]
+    assert all(one[key] == two[key] for key in ("zmin", "zmax", "colorscale"))
+    assert own["layout"]["meta"]["scale"] == other["layout"]["meta"]["scale"]
+    assert figure_of(high)["data"][0]["zmin"] != one["zmin"]
+    assert own["layout"]["meta"]["run"] == "other"
+
+
 def drawn_cells(drawn: axes.Figure) -> tuple[list[float], np.ndarray]:
     trace = drawn["data"][0]
     return read(trace["x"]).tolist(), read(trace["z"])
