@@ -34,7 +34,7 @@ def overview(run: Mapping[str, Any], layers: Sequence[Layer]) -> list[Any]:
     known = [(number, launch) for number, launch in enumerate(run["launches"], start=1) if _is_known(launch)]
     *earlier, (_, newest) = known or [(0, {"environment": None, "settings": []})]
     environment, settings = newest["environment"] or {}, newest["settings"]
-    lines = [_change(settings, place) for place, each in enumerate(settings) if each["checked"] is not None]
+    lines = _changes(settings)
     facts = {**_times(run), **_program(environment), **_training(run, settings, layers), "Launches": _launches(run)}
     return [
         *_command(environment),
@@ -110,7 +110,7 @@ def _details(environment: Mapping[str, Any], settings: Sequence[Setting], change
 def _whole(launch: Mapping[str, Any]) -> list[Any]:
     """Return the configuration of an earlier launch."""
     environment, settings = launch["environment"] or {}, launch["settings"]
-    lines = [_change(settings, place) for place, each in enumerate(settings) if each["checked"] is not None]
+    lines = _changes(settings)
     return [*([_list(lines[-LISTED:])] if lines else []), *_details(environment, settings, lines)]
 
 
@@ -143,10 +143,26 @@ def _value_of(setting: Setting) -> str:
     return f"{setting['name']} {numbers.setting(setting['value'])}"
 
 
+def _changes(settings: Sequence[Setting]) -> list[str]:
+    """Return a line for each change. A learning rate comes with each, and is told beside one of its group only."""
+    changed = {
+        (each["step"], group)
+        for each in settings
+        if each["checked"] is not None and each["name"] != "lr"
+        for group in each["groups"]
+    }
+    return [
+        _change(settings, place)
+        for place, each in enumerate(settings)
+        if each["checked"] is not None
+        and (each["name"] != "lr" or any((each["step"], group) in changed for group in each["groups"]))
+    ]
+
+
 def _change(settings: Sequence[Setting], place: int) -> str:
-    """Return the line of a change, with the value before it."""
+    """Return the line of a change, with the value before it: of a learning rate that is in its curve."""
     setting = settings[place]
-    alike = [each for each in settings[:place] if each["name"] == setting["name"]]
+    alike = [each for each in settings[:place] if each["name"] == setting["name"] != "lr"]
     before = next((each for each in reversed(alike) if set(setting["groups"]) <= set(each["groups"])), None)
     values = (
         numbers.setting(setting["value"])

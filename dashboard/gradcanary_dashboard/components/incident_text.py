@@ -64,16 +64,16 @@ def do_first(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> l
 
 
 def reasons(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> list[Any]:
-    """Return why, the evidence, and the general text, folded."""
+    """Return why, the evidence that it does not say already, and the general text, folded."""
     parts, fix = incident.get("explanation"), incident.get("fix")
     if not parts or not fix:
         return []
-    evidence = [html.Li(elements.prose(text)) for text in parts["evidence"]]
+    evidence = [html.Li(elements.prose(text)) for text in parts["evidence"] if text not in parts["why"]]
     more = parts["more"].removesuffix(fix["code"]).strip()
     return [
         heading("Why"),
         html.P(elements.prose(parts["why"])),
-        *([heading("Evidence"), html.Ul(evidence, className="evidence")] if len(evidence) > 1 else []),
+        *([heading("Evidence"), html.Ul(evidence, className="evidence")] if evidence else []),
         *frames(incident),
         *([html.Details([html.Summary("More"), html.P(more)])] if more else []),
     ]

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -50,6 +50,13 @@ def courses(draw: st.DrawFn) -> tuple[Floats, Floats, Floats, Floats]:
     return mean[:before], high[:before], mean[before:], high[before:]
 
 
+def dipped() -> tuple[Floats, Floats, Floats, Floats]:
+    """Return a loss that dips and is where it was: few courses at random do only that."""
+    before, since = np.ones(200), np.ones(200)
+    since[60:100] = 0.3
+    return before, before, since, since
+
+
 def numbers_of(found: re.Match[str]) -> list[float]:
     return [float(number.replace(",", "")) for number in found.groups()]
 
@@ -89,6 +96,7 @@ def test_every_claim_about_a_loss_is_true() -> None:
 
     @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
     @given(courses())
+    @example(dipped())
     def hold(course: tuple[Floats, Floats, Floats, Floats]) -> None:
         before, high_before, since, high_since = (each.astype(np.float32).astype(np.float64) for each in course)
         told = loss_levels.words(answer(before, high_before, 0), answer(since, high_since, len(before)))

@@ -109,3 +109,13 @@ def test_newest_launch_comes_first_and_earlier_ones_are_folded() -> None:
 )
 def test_launches_have_their_steps_and_states(sessions: list[dict[str, Any]], words: str) -> None:
     assert words in shown(sessions=sessions)
+
+
+def test_a_learning_rate_is_told_beside_a_change_of_its_group_and_without_one_long_ago() -> None:
+    start = [setting(0, None, [0, 1], "lr", 2e-5), setting(0, None, [0, 1], "weight_decay", 0.0)]
+    change = [setting(600, 599, [0], "lr", 2e-3), setting(600, 599, [1], "lr", 5e-6)]
+    words = shown(launch(*start, *change, setting(600, 599, [1], "weight_decay", 1e5)))
+    assert "Step 600: lr of group 1, 5e-6" in words
+    assert "Step 600: weight_decay of group 1, 0 to 100,000" in words
+    assert "lr of group 0" not in words
+    assert "2e-5 to" not in words
