@@ -17,6 +17,9 @@ Texts: TypeAlias = dict[str, str]
 RATE_FIRST, RATE_LAST, CLIP = "learning rate, first", "learning rate, last", "clip, max norm"
 OPTIMIZER, COMMAND, CODE, MACHINE = "Optimizer and clip", "Command", "Code and versions", "Machine"
 
+PROGRAM = "the program"
+"""No argument has a space in its name."""
+
 NO_CLIP, NEVER_CLIPPED = "no clip", "limit never reached"
 
 RATE_OF_GROUP = re.compile(r"lr(\d{1,6})")
@@ -26,6 +29,7 @@ SHORT_COMMIT = 10
 LISTED = 3
 """Values of a setting that changed; of more the first and the last are shown."""
 
+_LAUNCHER = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 _OPTION = re.compile(r"-(?!\.?\d)")
 _PAIR = re.compile(r"\+{0,2}[\w.]+=")
 
@@ -61,7 +65,7 @@ def rows(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
 def arguments(command: str) -> Texts:
     """Return the program of a command, and its arguments by name; a flag is ``set``."""
     program, words = _program(command)
-    found: Texts = {"program": program}
+    found: Texts = {PROGRAM: program}
     name = ""  # of the option whose values the next words are
     for word in words:
         if _OPTION.match(word) or _PAIR.match(word):
@@ -76,15 +80,16 @@ def arguments(command: str) -> Texts:
 
 
 def _program(command: str) -> tuple[str, list[str]]:
-    """Return the script or module of a command without its interpreter, and the words after it."""
+    """Return the script or module of a command, without what launches it, and the words after it."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote that is not closed
         words = command.split()
-    if words and words[0].rpartition("/")[2].startswith("python"):
-        words = words[1:]
-    if words[:1] == ["-m"]:
-        return " ".join(words[:2]), words[2:]
+    if script := next((place for place, word in enumerate(words) if word.endswith(".py")), None):
+        return words[script], words[script + 1 :]
+    if "-m" in words and _LAUNCHER.fullmatch(words[0].rpartition("/")[2]):
+        module = words.index("-m")
+        return " ".join(words[module : module + 2]), words[module + 2 :]
     return " ".join(words[:1]), words[1:]
 
 
@@ -102,7 +107,7 @@ def _sections(run: Mapping[str, Any]) -> dict[str, Texts]:
     }
 
 
-def _settings(settings: Sequence[Mapping[str, Any]], last: Mapping[str, float]) -> Texts:
+def _settings(settings: Sequence[Mapping[str, Any]], last: Mapping[str, float | None]) -> Texts:
     """Return the settings of the parameter groups by name; groups with the same values share them."""
     values: dict[str, dict[int, list[str]]] = {}
     for each in settings:
@@ -110,7 +115,11 @@ def _settings(settings: Sequence[Mapping[str, Any]], last: Mapping[str, float]) 
             values.setdefault(each["name"], {}).setdefault(group, []).append(numbers.setting(each["value"]))
     rates = values.pop("lr", {})
     ends = {int(match[1]): name for name in last if (match := RATE_OF_GROUP.fullmatch(name))}
-    now = {group: [numbers.setting(float(f"{last[name]:.6g}"))] for group, name in ends.items()}
+    now = {
+        group: [numbers.setting(float(f"{rate:.6g}"))]
+        for group, name in ends.items()
+        if (rate := last[name]) is not None  # it is where it was not finite
+    }
     found = {
         RATE_FIRST: _by_group({group: texts[:1] for group, texts in rates.items()}),
         RATE_LAST: _by_group(now or {group: texts[-1:] for group, texts in rates.items()}),
@@ -134,7 +143,7 @@ def _named(groups: Sequence[int]) -> str:
     return f"group{'s' if len(groups) > 1 else ''} {' and '.join(map(str, groups))}"
 
 
-def _clip(settings: Iterable[Mapping[str, Any]], last: Mapping[str, float]) -> Texts:
+def _clip(settings: Iterable[Mapping[str, Any]], last: Mapping[str, float | None]) -> Texts:
     limits = [numbers.setting(each["value"]) for each in settings if each["name"] == "max_norm"]
     if limits:
         return {CLIP: _by_group({0: limits})}
@@ -145,7 +154,10 @@ def _clip(settings: Iterable[Mapping[str, Any]], last: Mapping[str, float]) -> T
 
 def _code(run: Mapping[str, Any], environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if commit := environment.get("git_commit"):
-        yield "git commit", commit[:SHORT_COMMIT] + (" and uncommitted changes" if environment["git_dirty"] else "")
+        yield (
+            "git commit",
+            commit[:SHORT_COMMIT] + (", with changes that are not committed" if environment["git_dirty"] else ""),
+        )
     yield "framework", run["framework"] or "pytorch"
     yield from environment.get("versions", {}).items()
 

@@ -21,9 +21,8 @@ Setting: TypeAlias = Mapping[str, Any]
 LISTED = 12
 """Changes of settings that are shown unfolded; the newest are kept."""
 
-SHORT_COMMIT = 10
-SHORT_COMMAND = 160
-"""Characters of a command and of a commit that are shown unfolded."""
+SHORT_COMMIT, SHORT_COMMAND = 10, 160
+"""Characters of a commit and of a command that are shown unfolded."""
 
 MOST_VALUES = 4
 """Learning rates, and counts of micro-steps, that are shown."""

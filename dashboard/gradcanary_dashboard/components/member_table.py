@@ -22,7 +22,7 @@ from gradcanary_dashboard.text.names import Common
 COLUMNS = (
     Column("Parameter", "link"),
     Column("since", "since", "The first step at which it was bad"),
-    Column("until", "until", f"The step at which it was well again. Firing: {explain('firing')}"),
+    Column("until", "until", f"The step at which it had recovered. Firing: {explain('firing')}"),
     Column("baseline", "number", explain("baseline")),
     Column("value", "number value", "What it had when it fired"),
     Column("siblings", "number", explain("siblings")),

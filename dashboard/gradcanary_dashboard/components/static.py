@@ -52,7 +52,11 @@ def _element(component: Component) -> list[Any]:
     inside = list(trees(held.pop("children", None)))
     if "style" in held:
         held["style"] = "; ".join(f"{name}: {value}" for name, value in held["style"].items())
-    attributes = {_NAMES.get(name, name.lower()): value for name, value in held.items() if value not in (None, False)}
+    attributes = {
+        _NAMES.get(name, name.lower()): value
+        for name, value in held.items()
+        if value is not None and value is not False
+    }
     attributes = {name: "" if value is True else str(value) for name, value in attributes.items()}
     if is_link:
         attributes["data-way"] = ""

@@ -25,7 +25,7 @@ BLACK = "#000000"
 NO_DATA = "#9aa1a9"
 WHITE = "#ffffff"
 NO_GRADIENT = ("#ffd400", "#14181d")
-"""The two colours of its stripes: of all cells the loudest, as tape that marks a danger."""
+"""The two colours of its stripes: of all cells the loudest."""
 
 FROZEN = ("rgba(134,142,150,0.5)", "rgba(134,142,150,0.12)")
 """Those of the calm stripes of what is not trained."""

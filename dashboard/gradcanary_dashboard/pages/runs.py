@@ -272,7 +272,7 @@ def groups(runs: Sequence[Mapping[str, Any]], by: str) -> dict[str, list[Mapping
         names = run["tags"] if by == "tag" else [run[by]]
         for name in names or [None]:
             found.setdefault(name or without, []).append(run)
-    ranks = {state: rank for rank, state in enumerate(STATES)}
+    ranks = {state: rank for rank, state in enumerate(STATES)} if by == "state" else {}
     return dict(sorted(found.items(), key=lambda item: (item[0] == without, ranks.get(item[0], 0), item[0].lower())))
 
 
@@ -309,7 +309,7 @@ def _row(run: Mapping[str, Any], enter: float) -> html.Tr:
         "worst": _worst(run, tone, text),
         "loss": _loss(run["loss"]),
         "step": html.Span(numbers.integer(run["step"]), title=run["last_step_at"] and f"at {run['last_step_at']}"),
-        "duration": numbers.seconds(max(1, round(_seconds(run)))),
+        "duration": numbers.duration(max(1, _seconds(run))),
         "seen": elements.moment(run["last_seen"]),
         "host": html.Span(run["host"] or numbers.NOTHING, title=run["host"]),
         "sums": html.Span(_sums(run), title=numbers.dtypes(run["accumulators"])),

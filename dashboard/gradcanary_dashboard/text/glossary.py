@@ -11,8 +11,8 @@ EXPLAINED = {
     "weights": "The dtype of the parameter itself.",
     "firing": "The rule has seen enough bad steps, and not yet as many good ones since.",
     "low": "Under the threshold (1e-4 by default), but it has always been, or not fallen: that is no incident.",
-    "baseline": "The parameter's own normal level, the largest median of its absmax so far: it follows no fall.",
-    "siblings": "Parameters with the same name but for numbers, of the same module class and shape: the level of most.",
+    "baseline": "The parameter's own normal level: the largest median of its absmax so far, which no fall changes.",
+    "siblings": "The upper quartile of parameters of the same module class and shape, named alike but for numbers.",
     "update ratio": "How far a step moves the weights: the norm of the change, by the norm of the weights.",
 }
 """By the word as pages show it."""

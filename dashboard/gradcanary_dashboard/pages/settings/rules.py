@@ -206,7 +206,7 @@ def _layers(rules: Rules) -> list[Any]:
     if not rules["layers"]:
         return []
     entries = html.Ul([_entry(entry, rules) for entry in rules["layers"]], className="rules-of")
-    words = html.P("Of a parameter the first entry that is found in its name holds.", className="dim")
+    words = html.P("For each parameter the first entry applies that is found in its name.", className="dim")
     return [elements.card("layers-of", words, entries, title="Parameters with rules of their own")]
 
 

@@ -32,13 +32,17 @@ def values(*runs: dict[str, Any]) -> dict[str, list[str | None]]:
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        ("/opt/venv/bin/python3.11 train.py", {"program": "train.py"}),
-        ("python -m package.train a b", {"program": "-m package.train", "argument 1": "a", "argument 2": "b"}),
+        ("/opt/venv/bin/python3.11 train.py", {"the program": "train.py"}),
+        ("python -m package.train a b", {"the program": "-m package.train", "argument 1": "a", "argument 2": "b"}),
         ("train.py --lr 1e-3 --low -1 --token '***'", {"--lr": "1e-3", "--low": "-1", "--token": "***"}),
         ("train.py --betas 0.9 0.99 --fast --out=/x/y z", {"--betas": "0.9 0.99", "--fast": "set", "--out": "/x/y"}),
         ("train.py ++model.lr=3 data.path=/x", {"model.lr": "3", "data.path": "/x"}),
         ("train.py --name 'not closed", {"--name": "'not closed"}),
-        ("", {"program": ""}),
+        ("", {"the program": ""}),
+        ("python3 -u train.py --lr 1e-3", {"the program": "train.py", "--lr": "1e-3"}),
+        ("torchrun --nproc-per-node 8 train.py program=x", {"the program": "train.py", "program": "x"}),
+        ("/usr/bin/python3 -u -m package.train --lr 1", {"the program": "-m package.train", "--lr": "1"}),
+        ("trainer -m 0.9", {"the program": "trainer", "-m": "0.9"}),
     ],
 )
 def test_arguments_of_a_command_have_their_names(command: str, found: dict[str, str]) -> None:
@@ -71,6 +75,13 @@ def test_groups_with_the_same_values_share_them_and_a_change_has_both() -> None:
     ]
 
 
+def test_a_learning_rate_that_is_not_finite_is_left_out() -> None:
+    broken = sent(setting("lr", 1e-3, 0, 1), metrics={"lr0": 1e-5})
+    broken["metrics"][0]["last"] = None  # as the API sends NaN
+    rows = {row.name: row.values for row in configurations.rows([broken, broken])}
+    assert rows[configurations.RATE_LAST] == ["0.001", "0.001"]
+
+
 def test_the_last_learning_rate_is_the_logged_one() -> None:
     scheduled = sent(setting("lr", 1e-3, 0, 1), metrics={"lr0": 1e-5, "lr1": 1e-5, "lr": 7.0})
     told = values(scheduled, sent(setting("lr", 1e-3, 0)))
@@ -96,6 +107,6 @@ def test_a_run_that_sent_nothing_differs_from_none() -> None:
     assert configurations.rows([sent(), silent]) == []
     rows = configurations.rows([sent(), silent, sent(git_commit="4f2a1c9b7e0000", git_dirty=True)])
     assert [(row.name, row.values) for row in rows if row.differs] == [
-        ("git commit", [None, None, "4f2a1c9b7e and uncommitted changes"])
+        ("git commit", [None, None, "4f2a1c9b7e, with changes that are not committed"])
     ]
     assert {row.unknown for row in rows} == {frozenset({1})}

@@ -25,3 +25,8 @@ def test_drawn_page_is_text_and_attributes(texts: list[str]) -> None:
 def test_a_link_within_the_pages_leads_on_without_loading() -> None:
     drawn = json.loads(static.encode(dcc.Link(HOSTILE, href="/incidents/1", className="do")))
     assert drawn == [["a", {"href": "/incidents/1", "class": "do", "data-way": ""}, HOSTILE]]
+
+
+def test_a_zero_is_an_attribute_and_a_false_is_none() -> None:
+    [drawn] = json.loads(static.encode(html.Div(tabIndex=0, hidden=False)))
+    assert drawn[1] == {"tabindex": "0"}
