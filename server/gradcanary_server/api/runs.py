@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,10 +50,13 @@ ORDERS: dict[Sort, PageOrder] = {
     "created": PageOrder((run.c.created, run.c.run_id), "after"),
     "name": PageOrder((func.lower(run.c.name, type_=String()), run.c.run_id), "after", is_ascending=True),
     "worst": PageOrder((service.worst_rank(), run.c.run_id), "after"),
-    "loss": PageOrder((metric_index.last_loss_of_run(), run.c.run_id), "after", is_ascending=True),
+    "loss": PageOrder((metric_index.last_loss_of_run(sys.float_info.max), run.c.run_id), "after", is_ascending=True),
     "step": PageOrder((func.coalesce(run.c.step + 1, 0), run.c.run_id), "after"),
     "duration": PageOrder((run.c.last_seen - run.c.created, run.c.run_id), "after"),
 }
+
+LARGEST_LOSS = PageOrder((metric_index.last_loss_of_run(-sys.float_info.max), run.c.run_id), "after")
+"""The order by loss turned round. Runs without one come last here, too."""
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """A list is read up to its first error: a million errors would fill the memory."""
@@ -79,6 +83,8 @@ class RunFilter:
     @property
     def order(self) -> PageOrder:
         """The order of the list."""
+        if self.reverse and self.sort == "loss":
+            return LARGEST_LOSS
         order = ORDERS[self.sort]
         return replace(order, is_ascending=not order.is_ascending) if self.reverse else order
 

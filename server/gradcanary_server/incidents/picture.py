@@ -51,6 +51,9 @@ _LOG_RATIO = 30.0
 """Between the largest and the smallest value: from here on an axis that may choose is logarithmic."""
 
 _NEARLY = 1e-9
+_SMALLEST, _LARGEST = 1e-300, 1e300
+"""Of an axis: what is nearer to zero, or beyond, is drawn at its edge, as sums with it may overflow."""
+
 _ZERO_SHARE = 0.15
 """Of a logarithmic axis, below the smallest decade: the distance to zero."""
 
@@ -105,10 +108,11 @@ class Panel:
     """The height, beside those of the other panels."""
 
     def levels(self) -> Floats:
-        """Return all numbers that are drawn."""
+        """Return all numbers that the axis shows."""
         lines = [curve.reference for curve in self.curves] + [self.threshold]
         found = np.concatenate([*(curve.values for curve in self.curves), [np.nan if v is None else v for v in lines]])
-        return np.asarray(found[np.isfinite(found)], np.float64)
+        levels = found[np.isfinite(found)].clip(-_LARGEST, _LARGEST)
+        return np.where(abs(levels) < _SMALLEST, 0.0, levels)
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ class _Axis:
 
     def place(self, value: float) -> float:
         """Return the pixel of a value; one outside of the axis is at its edge."""
-        level = value
+        level = min(max(float(value), -_LARGEST), _LARGEST)
         if self.is_log:
             level = math.log10(value) if value > 0 else self.low
         share = (level - self.low) / (self.high - self.low)
@@ -215,10 +219,8 @@ class _Canvas:
 
     @classmethod
     def blank(cls) -> _Canvas:
-        try:
-            from PIL import Image, ImageDraw  # optional
-        except ModuleNotFoundError as error:
-            raise RequestError(501, "no_pillow", NEEDS_PILLOW) from error
+        from PIL import Image, ImageDraw
+
         image = Image.new("RGB", (WIDTH * _SHARPNESS, HEIGHT * _SHARPNESS), PAPER)
         return cls(image, ImageDraw.Draw(image))
 
@@ -258,8 +260,16 @@ class _Canvas:
         return image
 
 
+def require_pillow() -> None:
+    """Raise RequestError 501 without Pillow."""
+    try:
+        import PIL  # noqa: F401 -- optional
+    except ModuleNotFoundError as error:
+        raise RequestError(501, "no_pillow", NEEDS_PILLOW) from error
+
+
 def draw(picture: Picture) -> bytes:
-    """Return a picture as PNG of at most 60 kB; raises RequestError 501 without Pillow."""
+    """Return a picture as PNG of at most 60 kB. It needs Pillow."""
     canvas = _Canvas.blank()
     _draw_head(canvas, picture)
     _draw_steps(canvas, picture)

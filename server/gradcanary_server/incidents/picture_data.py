@@ -73,9 +73,10 @@ class PictureReader:
     def draw(self, incident_id: int, *, hides_silenced: bool = False) -> bytes:
         """Return the picture of an incident as PNG, for a message without its silenced layers.
 
-        Raises RequestError 404 for an unknown incident, and as :func:`picture.draw`. The transaction only reads, and
-        ends before the drawing begins.
+        Raises RequestError 501 without Pillow, before it reads anything, and 404 for an unknown incident. The
+        transaction only reads, and ends before the drawing begins.
         """
+        picture.require_pillow()
         with self.database.read() as connection:
             hidden = self._silenced(connection, incident_id) if hides_silenced else frozenset()
             details = load_details(connection, [incident_id], hidden, is_brief=True)

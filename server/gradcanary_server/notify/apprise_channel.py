@@ -40,11 +40,8 @@ HUNG_S = 300.0
 MAX_HUNG = 8
 """Attempts under way per channel; each is a thread with a connection until the service closes it."""
 
-REFUSED_S = 3.0
-"""A service that fails within this time has answered: it may take the message without its picture."""
-
-DOUBT_S, PLAIN_S = 60.0, 86_400.0
-"""Time without pictures after a failure, and after a service took without a picture what it had refused with one."""
+PLAIN_S = 3_600.0
+"""Time without pictures after an attempt with one failed: the service may take the message as text."""
 
 _OVER = ("resolved", "ended")
 """Events of messages without a picture: it would show the fault, and not that it is over."""
@@ -104,6 +101,8 @@ def pictured_incident(channel: Channel, body: bytes) -> int | None:
 async def send_message(channel: Channel, body: bytes, picture: bytes | None = None) -> None:
     """Send a message as text, with its picture if there is one; raises TransportError.
 
+    It is sent once, as a service may have the text of a message whose picture it refused: the next attempt is plain.
+
     A service may hold a connection for ever, and a thread cannot be ended: so it is a daemon thread. A second one
     starts only when the first counts as hung, and at most 8 hang.
     """
@@ -118,7 +117,12 @@ async def send_message(channel: Channel, body: bytes, picture: bytes | None = No
 
     try:
         await asyncio.wait_for(run_in_daemon_thread(work, "gradcanary-notify"), TIMEOUT_S)
-    except asyncio.TimeoutError as error:
+    except Exception as error:
+        if picture is not None:
+            channel.plain_until = time.monotonic() + PLAIN_S
+            logger.warning("%s failed with a picture, and gets none for an hour", channel.service)
+        if not isinstance(error, asyncio.TimeoutError):
+            raise
         raise TransportError(f"no answer within {TIMEOUT_S:g} s", maybe_delivered=True) from error
 
 
@@ -234,23 +238,6 @@ def _key(url: str) -> str:
 
 
 def _notify(channel: Channel, message: Mapping[str, Any], picture: bytes | None) -> None:
-    """Send a message; one that a service refuses with its picture is sent again without it, at once."""
-    begun = time.monotonic()
-    try:
-        _notify_once(channel, message, picture)
-    except Exception as error:
-        if picture is None:
-            raise
-        channel.plain_until = time.monotonic() + DOUBT_S
-        if time.monotonic() - begun > REFUSED_S:
-            raise
-        _notify_once(channel, message, None)
-        channel.plain_until = time.monotonic() + PLAIN_S
-        reason = redact_address(str(error), channel.url)
-        logger.warning("%s takes no pictures, and gets none for a day: %s", channel.service, reason)
-
-
-def _notify_once(channel: Channel, message: Mapping[str, Any], picture: bytes | None) -> None:
     import apprise
 
     title, text, kind = render(message)

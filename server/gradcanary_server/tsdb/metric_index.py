@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -79,10 +78,10 @@ def last_losses(connection: Connection, run_ids: Sequence[int]) -> dict[int, Ser
     return {row.run_id: Series(row.name, {}, row.last) for row in connection.execute(query)}
 
 
-def last_loss_of_run() -> ColumnElement[float]:
-    """Return the last loss of a row of ``run``: the largest number where it is not finite or not logged."""
+def last_loss_of_run(missing: float) -> ColumnElement[float]:
+    """Return the last loss of a row of ``run``, ``missing`` where it is not finite or not logged."""
     last = select(metric.c.last).where(metric.c.run_id == run.c.run_id, metric.c.series == LOSS).scalar_subquery()
-    return func.coalesce(last, sys.float_info.max)
+    return func.coalesce(last, missing)
 
 
 def _last(column: MetricColumn, launch_no: int) -> dict[str, object]:

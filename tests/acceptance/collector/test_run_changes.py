@@ -107,11 +107,14 @@ def test_runs_are_in_the_order_of_a_column_and_in_reverse(module_collector):
         values = None if loss is None else np.full(len(absmax), loss)
         Session(module_collector.url, run=run).send(Stream(absmax, values))
     asked = {"text": "column-", "limit": 3}
-    # A loss that is not finite comes last, as none does; it opened the newest incident.
-    for sort, names in {"loss": "cabd", "step": "cbad", "worst": "dcba"}.items():
-        wanted = [f"column-{each}" for each in names]
-        assert paged(module_collector, **asked, sort=sort) == wanted
-        assert paged(module_collector, **asked, sort=sort, reverse=True) == wanted[::-1]
+    # A loss that is not finite comes last, as none does, also in reverse; it opened the newest incident.
+    for sort, (names, reverse) in {
+        "loss": ("cabd", "acdb"), "step": ("cbad", "dabc"), "worst": ("dcba", "abcd"),
+    }.items():  # fmt: skip
+        for limit in (1, 3):
+            pages = {**asked, "limit": limit, "sort": sort}
+            assert paged(module_collector, **pages) == [f"column-{each}" for each in names]
+            assert paged(module_collector, **pages, reverse=True) == [f"column-{each}" for each in reverse]
     by_duration = paged(module_collector, **asked, sort="duration")
     assert by_duration == paged(module_collector, **asked, sort="duration", reverse=True)[::-1]
     assert len(by_duration) == len(losses)

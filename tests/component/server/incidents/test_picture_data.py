@@ -1,5 +1,7 @@
 """The picture of an incident from what agents sent: which curves, between which steps, with which baseline."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -106,3 +108,9 @@ def test_an_unknown_incident_is_404(archive):
     with pytest.raises(RequestError) as refused:
         PictureReader(archive.database, archive.archive, Rules()).draw(9)
     assert refused.value.status == 404
+
+
+def test_without_pillow_nothing_is_read(archive, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(RequestError, match="Pillow"):
+        PictureReader(None, archive.archive, Rules()).draw(1)

@@ -163,27 +163,16 @@ def test_mail_of_an_incident_is_a_thread_and_text():
     assert [part.get_filename() for part in server.got[0].iter_attachments()] == ["incident.png"]
 
 
-def test_a_service_that_refuses_a_picture_gets_the_message_without_it_at_once(receiver_factory, monkeypatch, caplog):
-    monkeypatch.setattr(apprise_channel, "REFUSED_S", 60.0)
-    receiver = receiver_factory(status(413), status(200))
+def test_a_message_whose_picture_is_refused_is_sent_once_and_the_next_attempt_is_plain(receiver_factory, caplog):
+    receiver = receiver_factory(status(413))
     channel = opened(f"json://127.0.0.1:{receiver.port}/{PASSWORD}")
     assert apprise_channel.pictured_incident(channel, message()) == 31
-    notify(channel, picture=b"png")
-    assert [len(each["attachments"]) for each in posted(receiver)] == [1, 0]
-    assert apprise_channel.pictured_incident(channel, message()) is None, "the next one is text at once"
-    [line] = [record.message for record in caplog.records if record.name == apprise_channel.__name__]
-    assert line.startswith("JSON takes no pictures, and gets none for a day")
-    assert PASSWORD not in line
-
-
-def test_a_service_that_is_slow_to_refuse_a_picture_gets_text_at_the_next_attempt(receiver_factory, monkeypatch):
-    monkeypatch.setattr(apprise_channel, "REFUSED_S", 0.0)
-    receiver = receiver_factory(status(500))
-    channel = opened(f"json://127.0.0.1:{receiver.port}/")
     with pytest.raises(TransportError):
         notify(channel, picture=b"png")
-    assert len(posted(receiver)) == 1, "it may have got the first one"
+    assert len(posted(receiver)) == 1, "it may have the text"
     assert apprise_channel.pictured_incident(channel, message()) is None
+    [line] = [record.message for record in caplog.records if record.name == apprise_channel.__name__]
+    assert line == "JSON failed with a picture, and gets none for an hour"
 
 
 def test_teams_takes_it_over_tls(receiver_factory, tmp_path, monkeypatch):
@@ -281,7 +270,8 @@ def test_a_service_that_does_not_answer_is_left_alone(receiver_factory, monkeypa
     receiver = receiver_factory(hang)
     channel = opened(f"json://127.0.0.1:{receiver.port}/?rto=20")
     with pytest.raises(TransportError, match=r"no answer within 0\.3 s") as first:
-        notify(channel)
+        notify(channel, picture=b"png")
+    assert apprise_channel.pictured_incident(channel, message()) is None, "the next attempt is plain"
     assert first.value.maybe_delivered, "it may have arrived"
     with pytest.raises(TransportError, match="has not ended yet") as second:
         notify(channel)

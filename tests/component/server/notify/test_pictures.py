@@ -53,7 +53,6 @@ def told(store, draw, *addresses):
 def patient(monkeypatch):
     monkeypatch.setattr(pictures, "DRAW_S", PATIENCE_S)
     monkeypatch.setattr(apprise_channel, "TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(apprise_channel, "REFUSED_S", PATIENCE_S)
 
 
 def reader(store):

@@ -115,7 +115,18 @@ def test_noise_over_all_decades_fits(points):
     drawn(Panel("g", curves, is_log=True, threshold=1e-4), Panel("loss", metrics), Panel("lr", metrics), last=points)
 
 
-numbers = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-45, -1.0, 3e38])
+LARGEST, SMALLEST = sys.float_info.max, 5e-324
+EXTREMES = [0.0, -0.0, 1.0, -1.0, 3e38, 1e308, LARGEST, -LARGEST, 1e-45, SMALLEST, -SMALLEST, sys.float_info.min]
+numbers = st.floats() | st.sampled_from(EXTREMES)
+levels = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(EXTREMES)
+
+
+@pytest.mark.parametrize("is_log", [True, False, None])
+@pytest.mark.parametrize(
+    "values", [[1.0, 1.7e308], [-1.7e308, 1.7e308], [1e308], [SMALLEST], [0.0, SMALLEST], [1e-310, 2e-310]]
+)
+def test_a_loss_at_the_ends_of_all_numbers_is_drawn(values, is_log):
+    assert len(places(drawn(Panel("loss", [curve(values, reference=values[-1])], is_log)), BLUE))
 
 
 @given(
@@ -123,11 +134,12 @@ numbers = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-45, -1.0, 3e38])
     st.integers(0, 2**53),
     st.text(max_size=40),
     st.sampled_from([True, False, None]),
-    st.none() | st.floats(1e-30, 1e30),
+    levels,
+    levels,
 )
 @settings(max_examples=60, deadline=None)
-def test_any_values_and_names_are_drawn(rows, since, text, is_log, threshold):
-    curves = [curve(row, steps=since + np.arange(len(row)), name=text, note=text) for row in rows]
+def test_any_values_and_names_are_drawn(rows, since, text, is_log, threshold, reference):
+    curves = [curve(row, steps=since + np.arange(len(row)), name=text, note=text, reference=reference) for row in rows]
     panels = [Panel(text, curves, is_log, threshold)] if curves else []
     drawn(*panels, first=since, last=since + 12, since=since, title=text, legend=text)
 
@@ -135,5 +147,5 @@ def test_any_values_and_names_are_drawn(rows, since, text, is_log, threshold):
 def test_without_pillow_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(RequestError, match=r"gradcanary\[notify\]") as refused:
-        drawn()
+        picture.require_pillow()
     assert (refused.value.status, refused.value.code) == (501, "no_pillow")
