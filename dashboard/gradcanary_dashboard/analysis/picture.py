@@ -25,14 +25,20 @@ _STATS = {
     "no_update": "update_ratio",
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
+    "fp16_underflow": "zero_fraction",
 }
-
 """The stat that shows the incidents of a rule; of others it is absmax."""
 
 _ENDS = {"nonfinite": "not finite", "vanished": "no gradient"}
 """The end of a parameter without a last value."""
 
-_SHARES = {"frozen": "stood still", "in_vain": "stood still", "accumulation_loss": "lost"}
+_SHARES = {
+    "frozen": "stood still",
+    "in_vain": "stood still",
+    "accumulation_loss": "lost",
+    "accumulator": "lost",
+    "fp16_underflow": "exactly zero",
+}
 
 FEWEST = 4
 """A stat that was measured at fewer steps does not show when it changed."""
@@ -82,7 +88,7 @@ def is_of_absmax(rule: str) -> bool:
 
 def values(rule: str, member: Member) -> str:
     """Return what a parameter had: ``0.0038 → 1.6e-7``, ``7.2e-9, similar 1.9e-4``, ``8.9 % lost``."""
-    value, baseline, siblings = (member[key] for key in ("value", "baseline", "siblings"))
+    value, baseline, siblings = (_gradient(member, key) for key in ("value", "baseline", "siblings"))
     if not is_of_absmax(rule):
         told = numbers.scientific if rule == "no_update" else numbers.percent
         return "" if value is None else " ".join(filter(None, (told(value), _SHARES.get(rule))))
@@ -99,8 +105,14 @@ def has_values(series: Mapping[str, Any], least: int = 1) -> bool:
 
 def level(known: Sequence[Member], key: str) -> float | None:
     """Return the median of a value of members, such as their baseline; None if none of them has it."""
-    found = [member[key] for member in known if member[key]]
+    found = [value for member in known if (value := _gradient(member, key)) is not None]
     return median(found) if found else None
+
+
+def _gradient(member: Member, key: str) -> float | None:
+    """Return a value of a member; None of a sporadic one, whose numbers are counts of steps."""
+    value: float | None = None if member.get("evidence") == "sporadic" else member[key]
+    return value
 
 
 def _distance(member: Member, is_absmax: bool) -> float:

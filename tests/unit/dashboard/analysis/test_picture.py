@@ -45,8 +45,25 @@ def test_without_values_the_first_ones_to_fire_are_the_worst() -> None:
         ("vanished", {"value": None}, "0.0031 \N{RIGHTWARDS ARROW} no gradient"),
         ("in_vain", {"value": 1.0}, "100 % stood still"),
         ("accumulation_loss", {"value": 0.089, "baseline": None}, "8.9 % lost"),
+        ("accumulator", {"value": 0.93}, "93 % lost"),
+        ("fp16_underflow", {"value": 0.93}, "93 % exactly zero"),
+        ("collapse", {"value": 0.0}, "0.0031 \N{RIGHTWARDS ARROW} 0"),
+        ("vanished", {"value": 40.0, "baseline": 13.0, "siblings": 2.0, "evidence": "sporadic"}, "no gradient"),
         ("not_optimized", {"value": None}, ""),
     ],
 )
 def test_a_parameter_tells_what_it_had(rule, values, expected) -> None:
     assert picture.values(rule, member(0, **values)) == expected
+
+
+def test_incidents_of_zeros_show_the_zeros() -> None:
+    assert picture.stats("fp16_underflow") == ["zero_fraction", "absmax"]
+
+
+def test_a_level_counts_zeros_and_no_steps() -> None:
+    zeros = [member(number, value=0.0) for number in range(5)]
+    assert picture.level([*zeros, member(5, value=7.9e-7)], "value") == 0
+    assert picture.level(zeros, "value") == 0
+    counts = member(6, value=40.0, baseline=13.0, evidence="sporadic")
+    assert picture.level([counts, member(7)], "baseline") == 3.1e-3
+    assert picture.level([counts], "value") is None
