@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from gradcanary_dashboard.analysis import launches
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.text import numbers
 
 AROUND = 100
-"""Steps before and after the first sign."""
+"""Steps before and after the first sign, more where samples are rare."""
+
+ENOUGH = 12
+"""Samples on each side that show a course well."""
 
 PARAMETERS = 5
 
@@ -58,11 +62,12 @@ def stats(rule: str) -> list[str]:
     return list(dict.fromkeys((_STATS.get(rule, "absmax"), "absmax")))
 
 
-def steps(incident: Mapping[str, Any], there: Steps | None) -> Steps:
+def steps(incident: Mapping[str, Any], run: Mapping[str, Any]) -> Steps:
     """Return the first and the last step: those around the first sign that the run has, with the opening."""
-    since = int(incident["since_step"])
-    margin = max(AROUND, 2 * (incident["opened_step"] - since))
-    first, last = there or (0, since)
+    since, known = int(incident["since_step"]), launches.launches(run)
+    every = max((each.every for each in known if each.steps and each.steps[0] <= since <= each.steps[1]), default=1)
+    margin = max(AROUND, ENOUGH * every, 2 * (incident["opened_step"] - since))
+    first, last = launches.measured(known) or (0, since)
     return min(max(first, since - margin), since), max(min(last, since + margin), since)
 
 

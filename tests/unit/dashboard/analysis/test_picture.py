@@ -3,21 +3,23 @@
 import pytest
 
 from gradcanary_dashboard.analysis import picture
-from support.api_answers import full, member
+from support.api_answers import full, member, run, session
 
 
 @pytest.mark.parametrize(
-    ("since", "opened", "there", "expected"),
+    ("since", "opened", "there", "every", "expected"),
     [
-        (604, 623, (0, 1_799), (504, 704)),
-        (604, 623, (0, 630), (504, 630)),
-        (50, 150, (0, 399), (0, 250)),
-        (180, 180, (0, 179), (80, 180)),
-        (7, 7, None, (0, 7)),
+        (604, 623, (0, 1_799), 1, (504, 704)),
+        (604, 623, (0, 630), 1, (504, 630)),
+        (50, 150, (0, 399), 1, (0, 250)),
+        (180, 180, (0, 179), 1, (80, 180)),
+        (5_000, 5_000, (0, 9_000), 100, (3_800, 6_200)),
+        (7, 7, (None, None), 1, (0, 7)),
     ],
 )
-def test_a_picture_has_the_steps_around_the_first_sign(since, opened, there, expected) -> None:
-    assert picture.steps(full(since_step=since, opened_step=opened), there) == expected
+def test_a_picture_has_the_steps_around_the_first_sign(since, opened, there, every, expected) -> None:
+    known = run(sessions=[session(1, *there, every=every)])
+    assert picture.steps(full(since_step=since, opened_step=opened), known) == expected
 
 
 def test_the_worst_parameters_are_those_that_fell_furthest() -> None:
