@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +10,7 @@ from typing import Any
 from gradcanary_dashboard.analysis import launches
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.launches import Steps
+from gradcanary_dashboard.analysis.severity import SEVERITIES
 from gradcanary_dashboard.text import numbers
 
 AROUND = 100
@@ -32,6 +32,9 @@ _STATS = {
     "fp16_underflow": "zero_fraction",
 }
 """The stat that shows the incidents of a rule; of others it is absmax."""
+
+_MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
+"""Rules whose worst parameter has the largest value; of the others it has the smallest."""
 
 _ENDS = {"nonfinite": "not finite", "vanished": "no gradient"}
 """The end of a parameter without a last value."""
@@ -77,11 +80,15 @@ def members(incident: Mapping[str, Any]) -> list[Member]:
 
 
 def worst(incident: Mapping[str, Any]) -> list[Member]:
-    """Return the parameters that are furthest from what they were; of equal ones the first that fell, firing first."""
-    is_absmax = is_of_absmax(incident["rule"])
+    """Return the parameters that are worst, as in messages: firing before resolved, by severity, then by value."""
+    sign = -1 if incident["rule"] in _MORE_IS_WORSE else 1
     ranked = sorted(
         members(incident),
-        key=lambda each: (each["until_step"] is not None, -_distance(each, is_absmax), each["since_step"]),
+        key=lambda each: (
+            each["until_step"] is not None,
+            -SEVERITIES.index(each["severity"]),
+            sign * (each["value"] or 0.0),
+        ),
     )
     return ranked[:PARAMETERS]
 
@@ -118,13 +125,3 @@ def _gradient(member: Member, key: str) -> float | None:
     """Return a value of a member; None of a sporadic one, whose numbers are counts of steps."""
     value: float | None = None if member.get("evidence") == "sporadic" else member[key]
     return value
-
-
-def _distance(member: Member, is_absmax: bool) -> float:
-    """Return the decades between a value and the level before, else of similar parameters; else the value itself."""
-    value, reference = member["value"], (member["baseline"] or member["siblings"]) if is_absmax else None
-    if value is None:
-        return -math.inf
-    if not reference:
-        return float(value)
-    return abs(math.log10(value / reference)) if value > 0 else math.inf
