@@ -191,7 +191,7 @@ def text_of(component: object) -> str:
 
 def member(number: int, **changes: Any) -> dict[str, Any]:
     plain = {"layer": number, "name": f"blocks.{number}.lora_A", "block": f"blocks.{number}"}
-    plain |= {"since_step": 340, "until_step": None}
+    plain |= {"since_step": 340, "until_step": None, "severity": "critical"}
     values = {"value": 6.1e-7, "baseline": 3.1e-3, "siblings": None, "evidence": "fall", "rank": None}
     return {**plain, **values, **changes}
 

@@ -69,7 +69,6 @@ dashboard/app                                 component/dashboard/test_callbacks
 dashboard/collector/comparison                acceptance/browser/test_compare.py
 dashboard/collector/incidents                 unit/dashboard/pages/test_incidents.py
 dashboard/collector/layer                     acceptance/browser/test_layer_pages.py
-dashboard/collector/run                       component/server/api/test_incidents.py
 dashboard/components/difference_table         acceptance/browser/test_compare.py
 dashboard/components/elements                 unit/dashboard/web/test_assets.py
 dashboard/components/endpoint_text            unit/dashboard/pages/test_settings.py

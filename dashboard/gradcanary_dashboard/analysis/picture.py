@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from gradcanary_dashboard.analysis import launches
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.launches import Steps
+from gradcanary_dashboard.analysis.severity import SEVERITIES
 from gradcanary_dashboard.text import numbers
 
 AROUND = 100
-"""Steps before and after the first sign."""
+"""Steps before and after the first sign, more where samples are rare."""
+
+ENOUGH = 12
+"""Samples on each side that show a course well."""
 
 PARAMETERS = 5
 
@@ -25,14 +29,23 @@ _STATS = {
     "no_update": "update_ratio",
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",
+    "fp16_underflow": "zero_fraction",
 }
-
 """The stat that shows the incidents of a rule; of others it is absmax."""
+
+_MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
+"""Rules whose worst parameter has the largest value; of the others it has the smallest."""
 
 _ENDS = {"nonfinite": "not finite", "vanished": "no gradient"}
 """The end of a parameter without a last value."""
 
-_SHARES = {"frozen": "stood still", "in_vain": "stood still", "accumulation_loss": "lost"}
+_SHARES = {
+    "frozen": "stood still",
+    "in_vain": "stood still",
+    "accumulation_loss": "lost",
+    "accumulator": "lost",
+    "fp16_underflow": "exactly zero",
+}
 
 FEWEST = 4
 """A stat that was measured at fewer steps does not show when it changed."""
@@ -52,11 +65,12 @@ def stats(rule: str) -> list[str]:
     return list(dict.fromkeys((_STATS.get(rule, "absmax"), "absmax")))
 
 
-def steps(incident: Mapping[str, Any], there: Steps | None) -> Steps:
+def steps(incident: Mapping[str, Any], run: Mapping[str, Any]) -> Steps:
     """Return the first and the last step: those around the first sign that the run has, with the opening."""
-    since = int(incident["since_step"])
-    margin = max(AROUND, 2 * (incident["opened_step"] - since))
-    first, last = there or (0, since)
+    since, known = int(incident["since_step"]), launches.launches(run)
+    every = max((each.every for each in known if each.steps and each.steps[0] <= since <= each.steps[1]), default=1)
+    margin = max(AROUND, ENOUGH * every, 2 * (incident["opened_step"] - since))
+    first, last = launches.measured(known) or (0, since)
     return min(max(first, since - margin), since), max(min(last, since + margin), since)
 
 
@@ -66,11 +80,15 @@ def members(incident: Mapping[str, Any]) -> list[Member]:
 
 
 def worst(incident: Mapping[str, Any]) -> list[Member]:
-    """Return the parameters that are furthest from what they were; of equal ones the first that fell, firing first."""
-    is_absmax = is_of_absmax(incident["rule"])
+    """Return the parameters that are worst, as in messages: firing before resolved, by severity, then by value."""
+    sign = -1 if incident["rule"] in _MORE_IS_WORSE else 1
     ranked = sorted(
         members(incident),
-        key=lambda each: (each["until_step"] is not None, -_distance(each, is_absmax), each["since_step"]),
+        key=lambda each: (
+            each["until_step"] is not None,
+            -SEVERITIES.index(each["severity"]),
+            sign * (each["value"] or 0.0),
+        ),
     )
     return ranked[:PARAMETERS]
 
@@ -82,7 +100,7 @@ def is_of_absmax(rule: str) -> bool:
 
 def values(rule: str, member: Member) -> str:
     """Return what a parameter had: ``0.0038 → 1.6e-7``, ``7.2e-9, similar 1.9e-4``, ``8.9 % lost``."""
-    value, baseline, siblings = (member[key] for key in ("value", "baseline", "siblings"))
+    value, baseline, siblings = (_gradient(member, key) for key in ("value", "baseline", "siblings"))
     if not is_of_absmax(rule):
         told = numbers.scientific if rule == "no_update" else numbers.percent
         return "" if value is None else " ".join(filter(None, (told(value), _SHARES.get(rule))))
@@ -99,15 +117,11 @@ def has_values(series: Mapping[str, Any], least: int = 1) -> bool:
 
 def level(known: Sequence[Member], key: str) -> float | None:
     """Return the median of a value of members, such as their baseline; None if none of them has it."""
-    found = [member[key] for member in known if member[key]]
+    found = [value for member in known if (value := _gradient(member, key)) is not None]
     return median(found) if found else None
 
 
-def _distance(member: Member, is_absmax: bool) -> float:
-    """Return the decades between a value and the level before, else of similar parameters; else the value itself."""
-    value, reference = member["value"], (member["baseline"] or member["siblings"]) if is_absmax else None
-    if value is None:
-        return -math.inf
-    if not reference:
-        return float(value)
-    return abs(math.log10(value / reference)) if value > 0 else math.inf
+def _gradient(member: Member, key: str) -> float | None:
+    """Return a value of a member; None of a sporadic one, whose numbers are counts of steps."""
+    value: float | None = None if member.get("evidence") == "sporadic" else member[key]
+    return value

@@ -119,7 +119,7 @@ class Collector:
 
     def run(self, run: str, part: str = "", **query: str | int | Sequence[str] | None) -> Answer:
         """Return a run, or a part of it: layers, heatmap, series, metrics."""
-        path = f"/runs/{quote(run, safe='')}"
+        path = _path(run)
         return self._get(f"{path}/{part}" if part else path, **query)
 
     def incidents(self, **query: str | int | Sequence[str] | None) -> Answer:
@@ -163,7 +163,7 @@ class Collector:
     def download(self, run: str, part: str, **query: str | int | Sequence[str] | None) -> Iterator[Iterator[bytes]]:
         """Yield a CSV file of a run in pieces, as it may be larger than memory; raises DashboardError."""
         params = {key: value for key, value in query.items() if value is not None}
-        request = self._http.build_request("GET", f"/runs/{quote(run, safe='')}/{part}", params=params)
+        request = self._http.build_request("GET", f"{_path(run)}/{part}", params=params)
         request.headers.update(_reader.get() if self.as_reader else self._own)
         with self._streamed(request) as pieces:
             yield pieces
@@ -267,6 +267,11 @@ class Collector:
             while self._kept_bytes > KEPT_BYTES:
                 _, dropped = self._kept.popitem(last=False)
                 self._kept_bytes -= dropped.size
+
+
+def _path(run: str) -> str:
+    """Return the path of a run. A name of dots only, which would be taken for a folder, has them quoted."""
+    return f"/runs/{quote(run, safe='') if run.strip('.') else run.replace('.', '%2E')}"
 
 
 def _packing(url: str) -> dict[str, str]:

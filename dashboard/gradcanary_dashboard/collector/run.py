@@ -100,9 +100,10 @@ def find_other(collector: Collector, run: str, view: View) -> Answer | None:
     if view.vs in (None, "", run):
         return None
     try:
-        return collector.run(str(view.vs))
+        found = collector.run(str(view.vs))
     except NotFoundError:
         return None
+    return found if "run" in found.body else None  # a proxy may take the name for a folder
 
 
 def version(collector: Collector, run: str, view: View) -> str:
@@ -122,9 +123,19 @@ def same_steps(run: Mapping[str, Any], view: View) -> View:
 
 
 def _load_other(collector: Collector, run: Mapping[str, Any], view: View, chosen: Layer | None) -> OtherRun | None:
+    """Return the run beside this one; None also if it is deleted in the meantime."""
     found = find_other(collector, run["run"], view)
     if found is None:
         return None
+    try:
+        return _read_other(collector, found, run, view, chosen)
+    except NotFoundError:
+        return None
+
+
+def _read_other(
+    collector: Collector, found: Answer, run: Mapping[str, Any], view: View, chosen: Layer | None
+) -> OtherRun:
     name, there, series = found.body["run"], same_steps(run, view), None
     heatmap, _ = picture(collector, name, there)
     layers: list[Layer] = collector.run(name, "layers").body["layers"]

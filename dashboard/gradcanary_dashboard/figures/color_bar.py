@@ -60,5 +60,5 @@ def trace(scale: palette.Scale, height: int) -> dict[str, Any]:
 def _band(middle: float, width: float, shades: Sequence[str | None]) -> list[tuple[float, str | None]]:
     """Return a band of one colour, or of stripes."""
     stripes = shades if len(shades) == 1 else (*shades, *shades)
-    edges = [round(middle + width * (place / len(stripes) - 0.5), 3) for place in range(len(stripes) + 1)]
+    edges = [round(middle + width * (place / len(stripes) - 0.5), 6) for place in range(len(stripes) + 1)]
     return [(edge, shade) for place, shade in enumerate(stripes) for edge in edges[place : place + 2]]

@@ -84,12 +84,14 @@ def figure(
     *,
     names_rows: bool = False,
     scaled_with: Mapping[str, Any] | None = None,
+    has_clock: bool = True,
 ) -> axes.Figure:
     """Return the heatmap; with ``layout.meta`` the page names the cell under the pointer.
 
     A row of several layers links to the worst of them by the order of the table of ``layers``. With ``names_rows`` each
     row has its name, as in an order in which neighbours are of different blocks; else each block has. Its colours are
-    those of the values here and in ``scaled_with``, the heatmap of another run.
+    those of the values here and in ``scaled_with``, the heatmap of another run. Without ``has_clock`` the times of the
+    axis are those of another run: they and its pauses are not told.
     """
     rows: Sequence[Mapping[str, Any]] = answer["rows"]
     stat = STATS[answer["stat"]]
@@ -99,7 +101,7 @@ def figure(
         return axes.nothing(span, HEIGHT[0], f"{stat.title}: no value in these steps.")
     has_samples = np.isfinite(decode(answer["times"]))
     cells[(cells == NO_DATA) & has_samples] = NOT_SAMPLED
-    placed = _placed(buckets, cells, span)
+    placed = _placed(buckets, cells, span, NO_DATA if span.clock and has_clock else NOT_SAMPLED)
     others = None if scaled_with is None else decode(scaled_with["cells"])
     scale, codes = coded(placed.cells, stat, answer["threshold"]["enter"], others)
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
@@ -115,7 +117,7 @@ def figure(
     drawn["meta"] = {
         **_linked(leads, known if stat.has_threshold else {}),
         **_steps(buckets, placed),
-        **({} if span.clock is None else {"clock": span.clock.knots()}),
+        **({"clock": span.clock.knots()} if span.clock and has_clock else {}),
         "special": {str(code): WORDS[name.removesuffix("_between")] for name, (code, _) in scale.special.items()},
         "scale": {"shades": scale.shares(), "ticks": _ticks(scale), "zero": scale.zero_colour},
         "chosen": chosen,
@@ -170,14 +172,14 @@ class Placed:
     buckets: npt.NDArray[np.intp]
 
 
-def _placed(buckets: Buckets, cells: npt.NDArray[np.int16], span: axes.Span) -> Placed:
-    """Return the cells on the axis; a pause is a column, as Plotly would widen its neighbour otherwise."""
+def _placed(buckets: Buckets, cells: npt.NDArray[np.int16], span: axes.Span, between: int) -> Placed:
+    """Return the cells on the axis; a pause is a column of ``between``: else Plotly would widen its neighbour."""
     after = buckets.first + buckets.width - 0.5
     if span.clock is None:
-        left, right, between = buckets.first - 0.5, after, NOT_SAMPLED
+        left, right = buckets.first - 0.5, after
         apart = np.flatnonzero(left[1:] > right[:-1])
     else:
-        left, between = span.clock.at(buckets.first), NO_DATA
+        left = span.clock.at(buckets.first)
         right = np.minimum(span.clock.at(after), np.append(left[1:], np.inf))
         apart = np.flatnonzero(left[1:] - right[:-1] > span.clock.pace * buckets.width[:-1])
     numbers = np.insert(np.arange(len(left)), apart + 1, -1)

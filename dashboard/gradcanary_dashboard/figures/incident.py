@@ -103,7 +103,7 @@ def _levels(members: Sequence[picture.Member], enter: float | None) -> list[curv
     """Return the level before, else that of similar parameters."""
     for key, name in (("baseline", "baseline"), ("siblings", "similar parameters")):
         value = picture.level(members, key)
-        if value is not None:
+        if value:  # a logarithmic axis has no zero
             return [curves.Level(name, value, palette.GREEN, is_upper=enter is None or value >= enter)]
     return []
 

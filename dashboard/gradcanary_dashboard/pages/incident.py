@@ -93,10 +93,10 @@ def unknown(number: str) -> list[Any]:
     return [elements.missing("No such incident", text, ("See all incidents", "/incidents"))]
 
 
-def pictured(incident: Mapping[str, Any], there: Steps | None, search: str) -> View:
+def pictured(incident: Mapping[str, Any], run: Mapping[str, Any], search: str) -> View:
     """Return the steps of the picture: those of the address, else those around the first sign."""
     view = parse(search).steps()
-    first, last = picture.steps(incident, there)
+    first, last = picture.steps(incident, run)
     return View(from_step=first, to_step=last) if view.from_step is None or view.to_step is None else view
 
 
@@ -119,15 +119,15 @@ def fill(
         "incident-cause": static.encode(_cause(incident)),
         "incident-story": static.encode(_story(incident)),
         "incident-has-members": not picture.members(incident),
-        **_drawn(incident, told, view, there),
+        **_drawn(incident, told, view),
         **member_table.filled(incident, around, chosen or Members()),
     }
 
 
-def _drawn(incident: Mapping[str, Any], told: picture.Curves, view: View, there: Steps | None) -> dict[str, Any]:
+def _drawn(incident: Mapping[str, Any], told: picture.Curves, view: View) -> dict[str, Any]:
     """Return the picture: its title, its steps, its figures, and which line is which parameter."""
     figures = figure_of_incident.draw(incident, told, view)
-    is_zoomed = (view.from_step, view.to_step) != picture.steps(incident, there)
+    is_zoomed = (view.from_step, view.to_step) != picture.steps(incident, told.run)
     steps = numbers.steps(view.from_step or 0, view.to_step or 0)
     back = html.Button("Zoom out", type="button", className="do", **elements.attributes(data_zoom="reset"))
     return {

@@ -198,7 +198,7 @@ def _incident_version(collector: Collector, arguments: Arguments, search: str) -
     run = collector.run(incident.body["run"])
     there = _steps(run.body)
     around = incident_page.steps_around(incident.body, there)
-    seen = incident_page.pictured(incident.body, there, search)
+    seen = incident_page.pictured(incident.body, run.body, search)
     is_growing = there is None or there[1] <= (seen.to_step or 0)
     return f"{incident.version} {around.from_step} {around.to_step} {run.version if is_growing else ''}"
 
@@ -207,7 +207,7 @@ def _load_incident(collector: Collector, arguments: Arguments, search: str) -> C
     incident = collector.incident(int(arguments["incident"])).body
     run = collector.run(incident["run"]).body
     there = _steps(run)
-    view = incident_page.pictured(incident, there, search)
+    view = incident_page.pictured(incident, run, search)
     curves = load_curves(collector, incident, run, view, incident_figures.names(run["metrics"]))
     return incident_page.fill(incident, curves, view, there, incidents_address.parse_members(search))
 

@@ -168,9 +168,15 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
 def _other_heatmap(data: RunData, other: OtherRun, span: axes.Span, view: View) -> axes.Figure:
     """Return the heatmap of the run beside this one: over the same steps, in the same colours."""
     events = Events.of(other.run, other.heatmap["marks"])
-    chosen, names_rows = other.layer["layer"] if other.layer else None, view.order == "worst"
     return heatmap.figure(
-        other.heatmap, span, chosen, events, other.layers, names_rows=names_rows, scaled_with=data.heatmap
+        other.heatmap,
+        span,
+        other.layer["layer"] if other.layer else None,
+        events,
+        other.layers,
+        names_rows=view.order == "worst",
+        scaled_with=data.heatmap,
+        has_clock=False,
     )
 
 

@@ -16,7 +16,7 @@ from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.client import Collector
-from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.collector.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.components import figure_controls
 from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
@@ -74,10 +74,13 @@ def _panels_of_other(
         return {}
     name, events = found.body["run"], Events.of(found.body, ())
     wanted = [each for each in metric_figures.of(found.body["metrics"]) if each.key in keys and each.is_plain]
-    return {
-        panel.key: metric_figures.OtherPanel(name, panel, answer, events)
-        for panel, answer in _answers(collector, name, wanted, run_data.same_steps(run, view))
-    }
+    try:
+        return {
+            panel.key: metric_figures.OtherPanel(name, panel, answer, events)
+            for panel, answer in _answers(collector, name, wanted, run_data.same_steps(run, view))
+        }
+    except NotFoundError:  # deleted in the meantime
+        return {}
 
 
 def _answers(

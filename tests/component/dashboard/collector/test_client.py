@@ -150,7 +150,10 @@ def test_without_an_etag_the_body_is_the_version(script: Script, collector: Coll
 
 def test_a_name_cannot_leave_its_path(script: Script, collector: Collector) -> None:
     collector.run("../incidents?x=1")
-    assert script.asked == [("/api/v1/runs/..%2Fincidents%3Fx%3D1", None)]
+    for dots in (".", ".."):
+        collector.run(dots, "layers")
+    paths = [path.removeprefix("/api/v1/runs/") for path, _ in script.asked]
+    assert paths == ["..%2Fincidents%3Fx%3D1", "%2E/layers", "%2E%2E/layers"]
 
 
 def test_kept_answers_have_a_limit_in_bytes(script: Script, collector: Collector) -> None:

@@ -1,39 +1,44 @@
 """What the picture of an incident shows."""
 
+from dataclasses import replace
+
 import pytest
 
 from gradcanary_dashboard.analysis import picture
-from support.api_answers import full, member
+from gradcanary_server.incidents.lifecycle import Member, worst_members
+from gradcanary_server.rules.signals import RULES
+from support.api_answers import full, member, run, session
 
 
 @pytest.mark.parametrize(
-    ("since", "opened", "there", "expected"),
+    ("since", "opened", "there", "every", "expected"),
     [
-        (604, 623, (0, 1_799), (504, 704)),
-        (604, 623, (0, 630), (504, 630)),
-        (50, 150, (0, 399), (0, 250)),
-        (180, 180, (0, 179), (80, 180)),
-        (7, 7, None, (0, 7)),
+        (604, 623, (0, 1_799), 1, (504, 704)),
+        (604, 623, (0, 630), 1, (504, 630)),
+        (50, 150, (0, 399), 1, (0, 250)),
+        (180, 180, (0, 179), 1, (80, 180)),
+        (5_000, 5_000, (0, 9_000), 100, (3_800, 6_200)),
+        (7, 7, (None, None), 1, (0, 7)),
     ],
 )
-def test_a_picture_has_the_steps_around_the_first_sign(since, opened, there, expected) -> None:
-    assert picture.steps(full(since_step=since, opened_step=opened), there) == expected
+def test_a_picture_has_the_steps_around_the_first_sign(since, opened, there, every, expected) -> None:
+    known = run(sessions=[session(1, *there, every=every)])
+    assert picture.steps(full(since_step=since, opened_step=opened), known) == expected
 
 
-def test_the_worst_parameters_are_those_that_fell_furthest() -> None:
-    fell = {0: (1e-3, 1e-4), 1: (1.0, 1e-6), 2: (1e-3, 0.0), 3: (None, 5e-5), 4: (1e-3, None), 5: (1e-2, 1e-5)}
-    members = [member(number, baseline=was, value=now) for number, (was, now) in fell.items()]
-    members += [member(6, baseline=1.0, value=1e-9, until_step=400), member(7, layer=None)]
-    shown = picture.worst(full(layers=members))
-    assert [each["layer"] for each in shown] == [2, 1, 5, 0, 3]
-
-
-def test_without_values_the_first_ones_to_fire_are_the_worst() -> None:
-    members = [member(number, value=None, since_step=since) for number, since in enumerate((9, 7, 8))]
-    assert [each["layer"] for each in picture.worst(full(rule="nonfinite", layers=members))] == [1, 2, 0]
-    frozen = [member(number, value=share, baseline=1e-9) for number, share in enumerate((0.6, 1.0))]
-    frozen[1] |= {"baseline": 1.0}
-    assert [each["layer"] for each in picture.worst(full(rule="frozen", layers=frozen))] == [1, 0], "no absmax"
+@pytest.mark.parametrize("rule", RULES)
+def test_the_worst_parameters_are_those_of_messages(rule: str) -> None:
+    values = (1e-4, 1e-6, 0.0, None, 0.9, 1e-5, 1e-9, 2.0, 1e-6)
+    stored: dict[int | None, Member] = {
+        number: Member("warning", 340, value, 1.0, None, None) for number, value in enumerate(values)
+    }
+    stored[0] = replace(stored[0], severity="critical")
+    stored[6] = replace(stored[6], until_step=400)
+    stored[7] = replace(stored[7], until_step=400)
+    listed = [{"layer": number, **vars(each)} for number, each in stored.items()]
+    shown = picture.worst(full(rule=rule, layers=[*listed, member(9, layer=None)]))
+    expected = [number for number, _ in worst_members(stored, rule)]
+    assert [each["layer"] for each in shown] == expected[: picture.PARAMETERS]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +50,25 @@ def test_without_values_the_first_ones_to_fire_are_the_worst() -> None:
         ("vanished", {"value": None}, "0.0031 \N{RIGHTWARDS ARROW} no gradient"),
         ("in_vain", {"value": 1.0}, "100 % stood still"),
         ("accumulation_loss", {"value": 0.089, "baseline": None}, "8.9 % lost"),
+        ("accumulator", {"value": 0.93}, "93 % lost"),
+        ("fp16_underflow", {"value": 0.93}, "93 % exactly zero"),
+        ("collapse", {"value": 0.0}, "0.0031 \N{RIGHTWARDS ARROW} 0"),
+        ("vanished", {"value": 40.0, "baseline": 13.0, "siblings": 2.0, "evidence": "sporadic"}, "no gradient"),
         ("not_optimized", {"value": None}, ""),
     ],
 )
 def test_a_parameter_tells_what_it_had(rule, values, expected) -> None:
     assert picture.values(rule, member(0, **values)) == expected
+
+
+def test_incidents_of_zeros_show_the_zeros() -> None:
+    assert picture.stats("fp16_underflow") == ["zero_fraction", "absmax"]
+
+
+def test_a_level_counts_zeros_and_no_steps() -> None:
+    zeros = [member(number, value=0.0) for number in range(5)]
+    assert picture.level([*zeros, member(5, value=7.9e-7)], "value") == 0
+    assert picture.level(zeros, "value") == 0
+    counts = member(6, value=40.0, baseline=13.0, evidence="sporadic")
+    assert picture.level([counts, member(7)], "baseline") == 3.1e-3
+    assert picture.level([counts], "value") is None

@@ -22,6 +22,7 @@ from gradcanary_dashboard.analysis.arrays import (
     encode,
     read,
 )
+from gradcanary_dashboard.analysis.clock import Clock
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.launches import Hole
 from gradcanary_dashboard.analysis.stats import STATS
@@ -94,6 +95,19 @@ def test_two_runs_have_the_same_colours() -> None:
     assert own["layout"]["meta"]["scale"] == other["layout"]["meta"]["scale"]
     assert figure_of(high)["data"][0]["zmin"] != one["zmin"]
     assert own["layout"]["meta"]["run"] == "other"
+
+
+def test_beside_a_run_another_one_has_none_of_its_times_and_pauses() -> None:
+    answer = heatmap_answer(rows=1, columns=4)
+    clock = Clock.of({**answer, "times": column([0.0, 32.0, 9_000.0, 9_032.0], "float64")})
+    span = axes.Span.of("run", View(), answer).timed(clock)
+    own, other = (
+        heatmap.figure(answer, span, None, Events(answer["marks"]), has_clock=has_clock) for has_clock in (True, False)
+    )
+    assert (own["layout"]["meta"]["firsts"][2], "clock" in own["layout"]["meta"]) == (None, True), "a pause"
+    assert "clock" not in other["layout"]["meta"]
+    specials = [drawn["layout"]["meta"]["special"][str(drawn_cells(drawn)[1][0][2])] for drawn in (own, other)]
+    assert specials == [heatmap.WORDS["no_data"], heatmap.WORDS["unsampled"]]
 
 
 def drawn_cells(drawn: axes.Figure) -> tuple[list[float], np.ndarray]:

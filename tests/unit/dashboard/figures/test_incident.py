@@ -68,6 +68,15 @@ def test_a_fall_of_other_rules_has_no_threshold() -> None:
     assert "similar parameters 1.9e-4" in texts(figures.draw(full(layers=alike), told, VIEW)["curves"])
 
 
+def test_no_level_is_a_count_of_steps_or_zero() -> None:
+    told = Curves(run(), series(l0=FALL, l1=FALL), None)
+    for changes in ({"baseline": 13.0, "siblings": 2.0, "evidence": "sporadic"}, {"baseline": 0.0}):
+        incident = full(rule="vanished", layers=[member(number, **changes) for number in range(2)])
+        written = " ".join(texts(figures.draw(incident, told, VIEW)["curves"]))
+        assert "baseline" not in written
+        assert "similar" not in written
+
+
 def test_without_parameters_the_total_norm_is_drawn() -> None:
     crash = full(rule="crash", layers=[member(0, layer=None)])
     known, metrics = logged(*METRICS)
