@@ -154,6 +154,7 @@ class MemberShape(TypedDict):
     layer: Count | None
     name: str
     block: str
+    severity: Severity
     since_step: Step
     until_step: Step | None
     value: float | None

@@ -111,7 +111,7 @@ def test_fingers_go_along_a_figure_and_scroll_past_it(shared: Any, phone: Page) 
     phone.locator("#heatmap").evaluate("(one) => one.scrollIntoView({ block: 'center' })")
     await_rest(phone, "#heatmap")
     fingers.drag([place(phone, "heatmap", 0.2, 0.5)], [place(phone, "heatmap", 0.8, 0.5)])
-    said = "Number((document.querySelector('#heatmap .crosshair span')?.textContent || '').replace(/[^0-9]/g, ''))"
+    said = "Number(document.querySelector('#readout').textContent.match(/steps? ([0-9]+)/i)?.[1])"
     until(phone, f"Math.abs({said} - 560) < 30")
     assert query(phone) == {}
 

@@ -74,7 +74,7 @@ def test_incident_command_shows_one_in_full(typed, troubled):
         "\nSince step ",
         "\nDo first (peft): ",
         "\nWhy: ",
-        "\nLAYER ",
+        "\nPARAMETER ",
         "  since 130\n",
         "Nothing was sent about it so far.",
     ):

@@ -208,7 +208,8 @@ def test_a_token_that_no_collector_would_know_is_not_made(typed, tmp_path, monke
 def shown_of(client):
     """Return what a run's page is filled with now, as it says it itself: with that there is no news."""
     version = hashlib.sha256(client.get("/api/v1/runs/sdxl").content).hexdigest()
-    return {"path": "/runs/sdxl", "search": "", "shown": json.dumps({"version": version, "chosen": ""})}
+    held = {"version": version, "chosen": "", "slots": {"vs-runs": ""}}
+    return {"path": "/runs/sdxl", "search": "", "shown": json.dumps(held)}
 
 
 def test_pages_ask_the_collector_over_tls(guarded, run, admin):

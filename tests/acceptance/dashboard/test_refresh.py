@@ -46,8 +46,8 @@ def answer(api: Api, address: str, shown: object) -> int:
 
 
 def shown(api: Api) -> dict[str, object]:
-    """What a page of the run that was filled just now holds."""
-    return {"version": api.run(RUN).version, "chosen": ""}
+    """What a page of the run that was filled just now holds, after its first refresh, which brings the other runs."""
+    return {"version": api.run(RUN).version, "chosen": "", "slots": {"vs-runs": ""}}
 
 
 def ask(api: Api, path: str, shown: str = "", **headers: str) -> httpx.Response:

@@ -89,6 +89,7 @@ def test_a_collapse_after_the_interval_has_changed_is_found_and_drawn(module_col
         while shown.every == 10:
             training.steps(50)
             assert training.taken < 200_000
+        training.steps(300)
     assert (shown.run["gaps"], shown.every) == ([], 100)
     opened = module_collector.get("/api/v1/incidents", run="auto").json()["incidents"]
     assert {each["rule"] for each in opened} == {"collapse", "no_update"}, "the learning rate is zero"

@@ -126,7 +126,7 @@ def test_an_answer_has_the_shape_that_is_published(client, path):
     body = schemas.hold(answer)
     if path == "/api/v1/runs/ill":
         body.pop("aliases")
-        assert [key for key, value in body.items() if value == []] == ["tags"]
+        assert [key for key, value in body.items() if value == []] == ["unacked", "tags"]
     if path == "/api/v1/incidents/1":
         assert (len(body["layers"]), body["deliveries"]) == (2, [])
 

@@ -151,6 +151,7 @@ FOR_AGENTS = {
     for method, rest in (("PUT", ""), ("POST", "/batches/{seq}"), ("POST", "/heartbeat"), ("POST", "/end"))
 }
 FOR_READERS = {
+    "GET /api/v1/incidents/{number}/picture.png",
     "GET /metrics",
     *(f"GET /api/v1/runs{rest}" for rest in ("", "/{run}", "/{run}/layers", "/{run}/series", "/{run}/heatmap")),
     "GET /api/v1/runs/{run}/layers/{layer}",
