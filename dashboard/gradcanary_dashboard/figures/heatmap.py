@@ -107,9 +107,7 @@ def figure(
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
     known = {layer["layer"]: layer for layer in layers}
     leads = [RowLink.of(row, known) for row in rows]
-    shared = common(layers)
-    names = [shared.short(str(lead.layer)) for lead in leads]
-    drawn = _layout(rows, span, chosen, names if names_rows else [])
+    drawn = _layout(rows, span, chosen, _short_names(leads, layers) if names_rows else [])
     height = drawn["height"] - axes.MARGIN["t"] - axes.MARGIN["b"]
     nobody = run_launches.around(_there(buckets, events), span.first, span.last)
     seen = replace(events, holes=[*events.holes, *nobody])
@@ -240,6 +238,12 @@ class RowLink:
         name, worst = str(ranked[0]["name"]), ranked[0]["layer"]
         others = [number for number in numbers if number != worst]
         return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [worst, *others])
+
+
+def _short_names(leads: Sequence[RowLink], layers: Sequence[Layer]) -> list[str]:
+    """Return the name of each row's linked layer without what all names share."""
+    shared = common(layers)
+    return [shared.short(lead.layer) for lead in leads]
 
 
 def _linked(leads: Sequence[RowLink], known: Mapping[int, Layer]) -> dict[str, Any]:
