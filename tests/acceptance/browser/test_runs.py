@@ -1,6 +1,7 @@
 """The list of runs in the browser: what needs attention, orders, columns, and changes of many runs at once."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -84,6 +85,14 @@ def test_hidden_columns_stay_hidden(collector: Any, api: httpx.Client, open_page
     expect(row(page, FELL).locator(".of-host")).to_be_hidden()
     page.locator("summary", has_text="Columns").click()
     expect(page.get_by_label("Host", exact=True)).not_to_be_checked()
+
+
+def test_steps_of_nine_digits_have_room(collector: Any, open_page: Callable[..., Page]) -> None:
+    stream = replace(scenes.quiet(steps=40, blocks=1), first_step=987_650_000, every=1000)
+    scenes.send(collector.url, "long", stream, ended=True)
+    page = open_page(collector.url)
+    expect(row(page, "long").locator(".of-step")).to_have_text("987,689,000")
+    assert faults(page) == []
 
 
 def test_many_runs_are_tagged_compared_archived_and_deleted(
