@@ -58,7 +58,8 @@ def hooks_left() -> int:
 
 
 def test_the_public_names():
-    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "fp32_accumulators", "step", "watch"]
+    names = ["Alert", "Watch", "__version__", "fp32_accumulators", "fp32_masters", "step", "watch"]
+    assert gradcanary.__all__ == names
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",
