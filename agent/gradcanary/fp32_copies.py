@@ -158,7 +158,6 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
         """Put the copies in the parameters' places, as far as these have a gradient."""
         if not self._handles:
             return
-        backward.subscribe(self._backward_called)
         for params in (group["params"] for group in optimizer.param_groups):
             for position, parameter in enumerate(params):
                 if id(parameter) not in self._masters or parameter.grad is None or parameter.dtype not in LOW_PRECISION:
@@ -168,6 +167,8 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
                 self._replaced[id(master)] = parameter
                 _move_state(optimizer, parameter, master)
                 params[position] = master
+        if self._replaced:
+            backward.subscribe(self._backward_called)
 
     @torch.no_grad()
     def _leave(self, optimizer: Optimizer) -> None:
