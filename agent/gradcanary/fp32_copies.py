@@ -38,6 +38,10 @@ _ENDS = (
     "dtype from now on"
 )
 _NO_COPIES = "fp32_masters(): the optimizer's checkpoint has no float32 copies, so they begin at the weights"
+_ELSEWHERE = (
+    "fp32_masters() ends: within its step the optimizer, or a hook of that step, wrote to the parameters themselves, "
+    "not to those in its groups. They stay as they are, and are stepped in their own dtype from now on"
+)
 _TOO_LATE = (
     "fp32_masters(): the optimizer's state was loaded before this call, so torch has rounded it. Call fp32_masters() "
     "first, and load_state_dict() after it, to resume bit for bit"
@@ -78,12 +82,13 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
 
     def __init__(self, masters: dict[int, nn.Parameter]) -> None:
         self._masters = masters
-        self._replaced: dict[int, nn.Parameter] = {}
-        """During a step: the parameters by id of the copy that is in their place."""
+        self._replaced: dict[int, tuple[nn.Parameter, int]] = {}
+        """During a step: the parameters, and their versions, by id of the copy that is in their place."""
         self._loaded: dict[int, States] = {}
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._handles: list[Any] = []
         self._guard = Guard()
+        self._listener = self._guard.wrap("putting right a step that raised", self._backward_called)
 
     def attach(self, optimizer: Optimizer) -> None:
         """Begin."""
@@ -164,40 +169,49 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
                     continue
                 master = self._masters[id(parameter)] = _following(self._masters[id(parameter)], parameter)
                 master.grad = parameter.grad.detach().float()
-                self._replaced[id(master)] = parameter
+                self._replaced[id(master)] = parameter, parameter._version  # noqa: SLF001 -- as below
                 _move_state(optimizer, parameter, master)
                 params[position] = master
         if self._replaced:
-            backward.subscribe(self._backward_called)
+            backward.subscribe(self._listener)
 
     @torch.no_grad()
     def _leave(self, optimizer: Optimizer) -> None:
         """Put the parameters back, and round the copies to them. Also after a step that raised."""
         if not self._replaced:
             return
-        backward.unsubscribe(self._backward_called)
-        masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        backward.unsubscribe(self._listener)
+        stepped: list[tuple[nn.Parameter, nn.Parameter]] = []
+        is_elsewhere = False
         for params in (group["params"] for group in optimizer.param_groups):
             for position, master in enumerate(params):
-                if (parameter := self._replaced.get(id(master))) is not None:
+                if id(master) in self._replaced:
+                    parameter, version = self._replaced[id(master)]
                     params[position] = parameter
                     _move_state(optimizer, master, parameter)
-                    masters.append((parameter, master))
+                    stepped.append((parameter, master))
+                    is_elsewhere = is_elsewhere or parameter._version != version  # noqa: SLF001 -- documented by torch
         self._replaced = {}
-        for parameter, master in masters:
+        if is_elsewhere:
+            self._guard.print_once(_ELSEWHERE)
+            self.close()
+            return
+        for parameter, master in stepped:
             parameter.copy_(master)
             master.grad = None
 
+    @torch.no_grad()
     def _backward_called(self, _tensors: object) -> None:
         """Put right what a step that raised has left; a gradient that was cleared meanwhile is the copy's."""
         if (optimizer := self._optimizer()) is None:
             return
-        cleared = [
-            self._replaced[id(each)] for each in _held(optimizer) if id(each) in self._replaced and each.grad is None
-        ]
+        replaced = [(self._replaced[id(each)][0], each.grad) for each in _held(optimizer) if id(each) in self._replaced]
         self._run(self._leave, optimizer)
-        for parameter in cleared:
-            parameter.grad = None
+        for parameter, gradient in replaced:
+            if gradient is None:
+                parameter.grad = None
+            elif parameter.grad is not None and gradient._version:  # noqa: SLF001 -- cleared in place
+                parameter.grad.copy_(gradient)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

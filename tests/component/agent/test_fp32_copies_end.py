@@ -191,7 +191,7 @@ class StopsOnce(torch.optim.SGD):
         return loss
 
 
-@pytest.mark.parametrize("clears", ["optimizer", "model", "in place", "nothing"])
+@pytest.mark.parametrize("clears", ["optimizer", "model", "optimizer, in place", "model, in place", "nothing"])
 def test_after_a_step_that_raised_the_model_is_as_ever_and_the_training_goes_on(clears: str) -> None:
     model, twin = net(), net()
     given, others = list(model.parameters()), [nn.Parameter(each.detach().float()) for each in twin.parameters()]
@@ -201,10 +201,9 @@ def test_after_a_step_that_raised_the_model_is_as_ever_and_the_training_goes_on(
             train(model, optimizer, range(1))
         assert {each.dtype for each in model.state_dict().values()} == {BF16}
         model(torch.ones(2, 8, dtype=BF16))
-        if clears == "model":
-            model.zero_grad()
-        elif clears != "nothing":
-            optimizer.zero_grad(set_to_none=clears == "optimizer")
+        owner = optimizer if "optimizer" in clears else model
+        if clears != "nothing":
+            owner.zero_grad(set_to_none="in place" not in clears)
         accumulate(given, micro_gradients(given, 1, 1))
         optimizer.step()
         assert [each for group in optimizer.param_groups for each in group["params"]] == given
@@ -235,6 +234,28 @@ def test_a_closure_that_raises_passes() -> None:
             optimizer.step(lambda: 1 / 0)
         train(model, optimizer, range(2, 3))
     assert_nothing_is_left(optimizer)
+
+
+class Elsewhere(torch.optim.SGD):
+    """Steps by an optimizer of its own, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr=1.0)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_that_steps_others_than_its_groups_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model, twin = net(), net()
+    optimizer = Elsewhere(list(model.parameters()))
+    gradcanary.fp32_masters(optimizer)
+    train(model, optimizer, range(3))
+    train(twin, Elsewhere(list(twin.parameters())), range(3))
+    assert_same(list(model.parameters()), list(twin.parameters()))
+    assert_nothing_is_left(optimizer)
+    assert capsys.readouterr().err.count("wrote to the parameters themselves, not to those in its groups") == 1
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
