@@ -58,7 +58,17 @@ def hooks_left() -> int:
 
 
 def test_the_public_names():
-    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "fp32_accumulators", "step", "watch"]
+    assert gradcanary.__all__ == [
+        "Alert",
+        "TrainingConfig",
+        "Watch",
+        "__version__",
+        "create_stable_optimizer",
+        "fp32_accumulators",
+        "setup_training",
+        "step",
+        "watch",
+    ]
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",
