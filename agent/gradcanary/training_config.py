@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -34,6 +35,9 @@ LOW_SUM = (
     "micro-steps, 1 % for 64, and up to 25 % for 512 similar ones; {here}. float32 takes 2 bytes per element more"
 )
 """The numbers are those of ``fp32_accumulators()`` in docs/agent.md: gradients of bfloat16, against float64."""
+
+EXPONENT = re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+"""A number that YAML 1.1 reads as a text."""
 
 WORDS = ("float32", "bfloat16", "fp16", "bf16", "none", "auto")
 """Values that are written without quotes."""
@@ -77,6 +81,14 @@ def _decay(given: Any) -> float:  # noqa: ANN401 -- whatever a file holds
     if not 0 <= decay < float("inf"):
         raise ValueError("it must be a number, 0 or more")
     return decay
+
+
+def _bounds(given: Any) -> dict[str, dict[str, object]]:  # noqa: ANN401 -- whatever a file holds
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise TypeError('it must be a mapping, such as {"clip_score": {"below": 0.25}}')
+    READERS["metrics"](given)
+    return {name: dict(bounds) for name, bounds in given.items()}
 
 
 _positive = READERS["absmax_below"]
@@ -132,6 +144,16 @@ class TrainingConfig:
     url: str | None = _key(
         None, _or_null(READERS["url"]), f"Address of the collector, or null: GRADCANARY_URL, else {DEFAULT_URL}."
     )
+    metrics: Mapping[str, Mapping[str, object]] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={
+            "read": _bounds,
+            "about": "Bounds of the metrics that watch.log() stores, for each set of tags by itself.\n"
+            "Each metric has below, above, falls_by, rises_by (shares of its own level), observations or severity.\n"
+            "  clip_score: {below: 0.25, falls_by: 0.1}",
+        },
+    )
 
     def __post_init__(self) -> None:
         for key in fields(self):
@@ -154,12 +176,13 @@ class TrainingConfig:
             raise FileNotFoundError(f"{path} does not exist: 'gradcanary init {path}' writes one")
         readers = {key.name: key.metadata["read"] for key in fields(cls)}
         values: dict[str, Any] = {}
-        for name, (value, line) in _read_yaml(path).items():
+        for name, value, line in _read_yaml(path).parts():
             if name not in readers:
-                near = "".join(f" (is it {each}?)" for each in difflib.get_close_matches(name, readers, 1))
+                near = "".join(f" (is it {each}?)" for each in difflib.get_close_matches(str(name), readers, 1))
                 known = ", ".join(readers)
                 raise ValueError(f"{path}, line {line}: unknown key {name!r}{near}; allowed are {known}")
-            values[name] = read_value(readers[name], value, f"{path}, line {line}: {name}")
+            part = read_value(readers[name], value, f"{path}, line {line}: {name}")
+            values[name] = {**values[name], **part} if name in values else part
         return cls(**values)
 
     def to_yaml(self, path: str | os.PathLike[str] = FILE) -> None:
@@ -235,7 +258,7 @@ def setup_training(model: nn.Module, config: TrainingConfig) -> tuple[torch.opti
 
     optimizer = create_stable_optimizer(model, config)
     settings = {"run": config.run, "url": config.url, "every": config.every, "absmax_below": config.threshold}
-    return optimizer, watch(model, optimizer, **settings)  # type: ignore[arg-type]  # of each key its own type
+    return optimizer, watch(model, optimizer, metrics=config.metrics, **settings)  # type: ignore[arg-type]
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -252,36 +275,57 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
     return trainable
 
 
-def _read_yaml(path: str | os.PathLike[str]) -> Mapping[str, tuple[object, int]]:
-    """Return the values of a file and their lines, by key."""
+class _Mapping(dict[Any, Any]):
+    """A mapping of a file, with the line of each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[Any, int] = {}
+
+    def parts(self) -> Iterator[tuple[Any, Any, int]]:
+        """Yield the keys with values and lines; a mapping below comes in parts, of one of its keys each."""
+        for key, value in self.items():
+            if isinstance(value, _Mapping) and value:
+                yield from ((key, {below: value[below]}, line) for below, line in value.lines.items())
+            else:
+                yield key, value, self.lines[key]
+
+
+def _read_yaml(path: str | os.PathLike[str]) -> _Mapping:
     try:
         import yaml
     except ImportError as error:
         raise ImportError(f"PyYAML is needed to read {path}: pip install pyyaml") from error
 
-    found: dict[str, tuple[object, int]] = {}
+    class Loader(yaml.SafeLoader):
+        """``1e-5`` is a number here; YAML 1.1 reads it as text."""
+
+    def mapping(loader: Loader, node: yaml.MappingNode) -> _Mapping:
+        found = _Mapping()
+        for key, value in node.value:
+            name = loader.construct_object(key, deep=True)
+            if not isinstance(key, yaml.ScalarNode) or name in found:
+                words = "a key is a word, and is there once"
+                raise yaml.constructor.ConstructorError(None, None, words, key.start_mark)
+            found[name], found.lines[name] = loader.construct_object(value, deep=True), key.start_mark.line + 1
+        return found
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789."))
     try:
-        loader = yaml.SafeLoader(Path(path).read_text("utf-8"))
-        root = loader.get_single_node()
-        for key, value in [] if root is None else _pairs(root, yaml):
-            if key.value in found:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-            found[key.value] = loader.construct_object(value, deep=True), key.start_mark.line + 1
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        found = yaml.load(Path(path).read_text("utf-8"), Loader)  # noqa: S506 -- a SafeLoader with line numbers
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         words = str(error).replace("<unicode string>", str(path))
-        raise ValueError(f"{path} is not YAML with a value for each key: {words}") from error
-    return found
-
-
-def _pairs(root: Any, yaml: Any) -> Iterable[tuple[Any, Any]]:  # noqa: ANN401 -- a node and the module that made it
-    if not isinstance(root, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in root.value):
-        raise yaml.constructor.ConstructorError(None, None, "a line is 'key: value'", root.start_mark)
-    pairs: Iterable[tuple[Any, Any]] = root.value
-    return pairs
+        raise ValueError(f"{path} is not YAML: {words}") from error
+    if found is not None and not isinstance(found, _Mapping):
+        raise ValueError(f"{path} is {found!r:.200}: it must have lines of 'key: value'")
+    return found or _Mapping()
 
 
 def _to_yaml(value: object) -> str:
     """Return a value as YAML 1.1 reads it: an exponent needs a point."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_to_yaml(name)}: {_to_yaml(below)}" for name, below in value.items()) + "}"
     if value is None:
         return "null"
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The command line: ``main``, the parser of all commands, ``sync`` and ``init``. Commands import their parts when they run."""
+"""The command line: ``main``, the parser, ``sync`` and ``init``. Commands import their parts when they run."""
 
 from __future__ import annotations
 

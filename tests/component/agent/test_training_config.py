@@ -173,6 +173,7 @@ def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     config = TrainingConfig(
         learning_rate=0.02, weight_decay=0.1, accumulation_steps=3, mixed_precision=mixed_precision,
         threshold=1e-3, every=10, run="first", url=collector.url,
+        metrics={"clip_score": {"below": 0.25, "falls_by": 0.1}},
     )  # fmt: skip
     config.to_yaml()
     model = model_of(dtype)
@@ -186,6 +187,9 @@ def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     assert {*computed} == {{"fp16": FP16, "bf16": BF16}.get(mixed_precision, dtype)}
     assert collector.runs == {"first"}
     assert collector.hellos[0]["absmax_below"] == 1e-3
+    assert [(each["name"], each["below"], each["falls_by"]) for each in collector.hellos[0]["metrics"]] == [
+        ("clip_score", 0.25, 0.1)
+    ]
     assert {*collector.per_step("micro_steps")} == {3}
     assert {*collector.stored().values()} == {"float32"}
     assert len(collector.metric("scaler_scale")) == (mixed_precision == "fp16")

@@ -14,6 +14,17 @@ from hypothesis import strategies as st
 from gradcanary import TrainingConfig
 
 POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
+BOUNDS = st.fixed_dictionaries(
+    {"below": st.floats(allow_nan=False, allow_infinity=False)},
+    optional={
+        "above": st.integers(-9, 9) | st.none(),
+        "falls_by": st.floats(0, 1, exclude_min=True),
+        "rises_by": POSITIVE,
+        "observations": st.integers(1, 100),
+        "severity": st.sampled_from(["warning", "critical"]),
+    },
+)
+NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
 CONFIGS = st.builds(
     TrainingConfig,
     learning_rate=POSITIVE,
@@ -24,6 +35,7 @@ CONFIGS = st.builds(
     every=st.sampled_from(["auto", 1, 10, 100, 1000]),
     run=st.none() | st.text(min_size=1).filter(str.strip),
     url=st.none() | st.just("https://collector.example:8787/below"),
+    metrics=st.dictionaries(NAMES, BOUNDS, max_size=3),
 )
 
 
@@ -78,6 +90,11 @@ def test_a_number_may_be_written_as_yaml_1_1_does_not_know_it(path, written):
         ("threshold: none", "threshold is 'none': it must be a number above 0, or null"),
         ("every: 7", 'every is 7: it must be "auto" or one of 1, 10, 100, 1000 steps'),
         ("run: 12", "run is 12: it must be a text that is not empty, or null"),
+        ("metrics: 3", "metrics is 3: it must be a mapping"),
+        ("metrics: {a: {below: low}}", "metrics is {'a': {'below': 'low'}}: below of a is 'low'; it must be"),
+        ("metrics: {a: {under: 1}}", "metrics is {'a': {'under': 1}}: a has an unknown key 'under'; known are below"),
+        ("metrics: {a: 0.25}", "metrics is {'a': 0.25}: it must name metrics with one of below"),
+        ("3: 4", "unknown key 3; allowed are learning_rate"),
         ("url: ftp://x", "url is 'ftp://x': it must be the address of a collector"),
     ],
 )  # fmt: skip
@@ -87,12 +104,18 @@ def test_an_error_names_line_key_and_what_is_allowed(path, line, words):
         TrainingConfig.from_yaml(path)
 
 
+def test_an_error_of_a_metric_names_its_line(path):
+    path.write_text("metrics:\n  loss: {above: 1e3}\n  clip_score:\n    below: true\n", "utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: metrics is {{'clip_score'")):
+        TrainingConfig.from_yaml(path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("run: a\nrun: b\n", "'run' is there twice"),
-        ("hello", "a line is 'key: value'"),
-        ("[a]: b", "a line is 'key: value'"),
+        ("run: a\nrun: b\n", "a key is a word, and is there once"),
+        ("metrics:\n  a: {below: 1}\n  a: {below: 2}\n", "a key is a word, and is there once"),
+        ("[a]: b", "a key is a word"),
         ("run: [1", "expected ',' or ']'"),
         ("run: 2026-02-30", "day"),
         ("run: " + "[" * 3000, "recursion"),
@@ -102,10 +125,16 @@ def test_an_error_names_line_key_and_what_is_allowed(path, line, words):
 )
 def test_a_file_that_is_not_such_yaml_is_named(path, text, words):
     path.write_text(text, "utf-8")
-    with pytest.raises(ValueError, match=re.escape(f"{path} is not YAML with a value for each key: ")) as error:
+    with pytest.raises(ValueError, match=re.escape(f"{path} is not YAML: ")) as error:
         TrainingConfig.from_yaml(path)
     assert words in str(error.value)
     assert "<unicode string>" not in str(error.value)
+
+
+def test_a_file_without_keys_is_named(path):
+    path.write_text("hello", "utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"{path} is 'hello': it must have lines of 'key: value'")):
+        TrainingConfig.from_yaml(path)
 
 
 def test_a_file_that_is_not_there_says_how_to_get_one(path):
