@@ -60,7 +60,7 @@ def test_each_key_has_its_comment():
 
 
 def test_a_key_that_a_file_lacks_has_its_default(path):
-    for text in ("", "# nothing\n", "run: lora-7\n"):
+    for text in ("", "# nothing\n", "run: lora-7\nmetrics:\nthreshold:\n"):
         path.write_text(text, "utf-8")
         assert replace(TrainingConfig.from_yaml(path), run=None) == TrainingConfig()
 
