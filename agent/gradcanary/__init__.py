@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gradcanary.api import Alert, Watch, step, watch
 
 if TYPE_CHECKING:
+    from gradcanary.fp32_copies import fp32_masters
     from gradcanary.fp32_sums import fp32_accumulators
     from gradcanary.training_config import TrainingConfig, create_stable_optimizer, setup_training
 
@@ -25,18 +26,20 @@ __all__ = [
     "__version__",
     "create_stable_optimizer",
     "fp32_accumulators",
+    "fp32_masters",
     "setup_training",
     "step",
     "watch",
 ]
 
 _LATER = {
-    "fp32_accumulators": "fp32_sums",  # it imports torch
+    "fp32_accumulators": "fp32_sums",
+    "fp32_masters": "fp32_copies",
     "TrainingConfig": "training_config",
     "create_stable_optimizer": "training_config",
     "setup_training": "training_config",
 }
-"""Names that are imported when they are used, and their modules."""
+"""Names that are imported when they are used, and their modules: some import torch."""
 
 
 def __getattr__(name: str) -> object:

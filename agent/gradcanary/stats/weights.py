@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradcanary import wire
+from gradcanary.model.declared_dtypes import masters_of
 from gradcanary.model.distributed import local_tensor
 from gradcanary.model.parameters import References
 from gradcanary.stats.kernels import LOW_PRECISION, norm_factors, strided_sample
@@ -281,7 +282,9 @@ def _goes_by_the_rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bo
 
 
 def keeps_rounding(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Return True if a state keeps the rounding errors, by its name."""
+    """Return True if the optimizer steps a float32 copy, or a state keeps the rounding errors, by its name."""
+    if id(parameter) in masters_of(optimizer):
+        return True
     names = (str(key).lower() for key in _states(optimizer, parameter))
     return any(word in name for name in names for word in _COMPENSATIONS)
 

@@ -66,6 +66,7 @@ def test_the_public_names():
         "__version__",
         "create_stable_optimizer",
         "fp32_accumulators",
+        "fp32_masters",
         "setup_training",
         "step",
         "watch",
