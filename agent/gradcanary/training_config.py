@@ -6,6 +6,7 @@ Each key has an effect. A setting that cannot be had for a model raises; it is n
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import warnings
@@ -42,9 +43,6 @@ EXPONENT = re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 WORDS = ("float32", "bfloat16", "fp16", "bf16", "none", "auto")
 """Values that are written without quotes."""
 
-EPS, FP16_EPS = 1e-8, 1e-4
-"""AdamW's own, and that for float16 weights, whose state is float16: 1e-8 would be zero in it."""
-
 
 def _key(default: object, read: Callable[[Any], Any], about: str) -> Any:  # noqa: ANN401 -- as dataclasses.field()
     """Return a field of the configuration: how a value is read, and its lines in the file."""
@@ -73,6 +71,12 @@ def _or_null(read: Callable[[Any], Any]) -> Callable[[object], object]:
 def _count(given: object) -> object:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError("it must be a whole number, 1 or more")
+    return given
+
+
+def _switch(given: object) -> object:
+    if not isinstance(given, bool):
+        raise ValueError("it must be true or false")  # noqa: TRY004 -- as the other readers
     return given
 
 
@@ -118,6 +122,13 @@ class TrainingConfig:
         "The dtype that gradients of bfloat16 and float16 parameters are summed in: float32 or bfloat16.\n"
         "float32 is right. bfloat16 is for bfloat16 parameters only, and its sums lose a part of the gradient.\n"
         "Gradients of float32 parameters are summed in float32 anyway.",
+    )
+    master_weights: bool = _key(
+        True,
+        _switch,
+        "Step bfloat16 and float16 parameters in float32 copies: true or false.\n"
+        "Without copies most of these weights do not move at small learning rates. Copies and the states in float32\n"
+        "take 8 bytes more of each such weight; float32 parameters need none. float16 ones cannot do without.",
     )
     mixed_precision: Literal["fp16", "bf16", "none"] = _key(
         "none",
@@ -221,16 +232,18 @@ class TrainingConfig:
 
 
 def create_stable_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters of a model, in one group, with its accumulators.
+    """Return AdamW over the trainable parameters of a model, in one group, stable for bfloat16 and float16 ones.
 
-    The gradients of bfloat16 and float16 parameters are summed in ``config.accumulator_dtype``. ``accumulators`` of the
-    optimizer is the handle of ``fp32_accumulators()``: it ends with the optimizer or by ``close()``. It is None where
-    nothing was attached: float32 parameters need none. Raises ValueError on a model without trainable parameters, on
-    bfloat16 sums of parameters of another dtype, and where ``fp32_accumulators()`` does.
+    Their gradients are summed in ``config.accumulator_dtype``, and they are stepped in float32 if
+    ``config.master_weights`` is True. ``accumulators`` and ``masters`` of the optimizer are the handles of
+    ``fp32_accumulators()`` and ``fp32_masters()``, which end with the optimizer or by ``close()``; they are None where
+    nothing was attached. Raises ValueError on a model without trainable parameters, on bfloat16 sums of parameters of
+    another dtype, on float16 weights without ``master_weights``, and where these two do.
     """
     import torch
     from torch import nn
 
+    from gradcanary.fp32_copies import fp32_masters
     from gradcanary.fp32_sums import fp32_accumulators
     from gradcanary.stats.kernels import LOW_PRECISION
 
@@ -238,18 +251,22 @@ def create_stable_optimizer(model: nn.Module, config: TrainingConfig) -> torch.o
         raise TypeError(f"create_stable_optimizer({type(model).__name__}): it takes a torch.nn.Module")
     trainable = _trainable(model)
     dtypes = {parameter.dtype for parameter in trainable}
-    is_low = config.accumulator_dtype == "bfloat16"
-    if is_low and dtypes != {torch.bfloat16}:
-        others = ", ".join(sorted(str(dtype) for dtype in dtypes - {torch.bfloat16}))
+    is_float32 = config.accumulator_dtype == "float32"
+    if not is_float32 and (others := dtypes - {torch.bfloat16}):
         raise ValueError(
-            f"accumulator_dtype is bfloat16, and the model has trainable parameters of {others}: torch sums gradients "
-            "in the dtype of their parameter. Set accumulator_dtype: float32"
+            f"accumulator_dtype is bfloat16, and the model has trainable parameters of {', '.join(map(str, others))}: "
+            "torch sums gradients in the dtype of their parameter. Set accumulator_dtype: float32"
         )
-    eps = FP16_EPS if torch.float16 in dtypes else EPS
-    optimizer = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay, eps=eps)
-    sums = None if is_low or not dtypes & {*LOW_PRECISION} else fp32_accumulators(optimizer)
-    optimizer.accumulators = sums  # type: ignore[attr-defined]  # an optimizer of torch takes any attribute
-    return optimizer
+    if not config.master_weights and torch.float16 in dtypes:
+        raise ValueError(
+            "master_weights is false, and the model has trainable parameters of torch.float16: AdamW's eps, 1e-8, is "
+            "zero in float16, and its steps become infinite. Set master_weights: true"
+        )
+    optimizer: Any = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+    has_low = bool(dtypes & {*LOW_PRECISION})
+    optimizer.accumulators = fp32_accumulators(optimizer) if has_low and is_float32 else None
+    optimizer.masters = fp32_masters(optimizer) if has_low and config.master_weights else None
+    return optimizer  # type: ignore[no-any-return]
 
 
 def setup_training(model: nn.Module, config: TrainingConfig) -> tuple[torch.optim.AdamW, Watch]:
@@ -326,11 +343,8 @@ def _to_yaml(value: object) -> str:
     """Return a value as YAML 1.1 reads it: an exponent needs a point."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_to_yaml(name)}: {_to_yaml(below)}" for name, below in value.items()) + "}"
-    if value is None:
-        return "null"
     if not isinstance(value, str):
-        text = repr(value)
-        return text if "e" not in text or "." in text else text.replace("e", ".0e")
+        return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
     if value in WORDS:
         return value
     quoted = (each if each.isprintable() and each not in '"\\' else f"\\U{ord(each):08x}" for each in value)

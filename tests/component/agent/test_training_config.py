@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary import TrainingConfig, create_stable_optimizer, setup_training
-from support.agent.exact_sums import accumulate, assert_same, micro_gradients, summed_in, truth
+from support.agent.exact_sums import accumulate, assert_nothing_is_left, assert_same, micro_gradients, summed_in, truth
 from support.agent.recorded import Recorded, recording
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -54,7 +54,7 @@ def test_it_is_adamw_over_what_is_trainable() -> None:
     assert type(optimizer) is torch.optim.AdamW
     assert [id(each) for each in group["params"]] == [id(each) for each in model[2].parameters()]
     assert {**group, "params": None} == {**stock, "params": None}
-    assert optimizer.accumulators is None  # type: ignore[attr-defined]
+    assert (optimizer.accumulators, optimizer.masters) == (None, None)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,44 @@ def test_sums_of_low_precision_are_float32_until_they_are_closed(dtype: torch.dt
         assert parameter.grad is not None
         assert parameter.grad.dtype is FP32
         assert float((parameter.grad.double() - true).norm() / true.norm()) < 1e-6
-    before = parameters_of(model)
-    optimizer.step()
-    assert all(bool(parameter.isfinite().all()) for parameter in given)
-    assert any(not torch.equal(now, then) for now, then in zip(given, before, strict=True))
     optimizer.zero_grad()
     optimizer.accumulators.close()
     accumulate(given, micro)
     assert {*summed_in(given)} == {dtype}
+
+
+def moved_share(dtype: torch.dtype, *, has_masters: bool) -> float:
+    """Return the share of the weights that 100 steps at a learning rate of 1e-5 change."""
+    model = model_of(dtype)
+    optimizer: Any = create_stable_optimizer(model, TrainingConfig(learning_rate=1e-5, master_weights=has_masters))
+    assert (optimizer.masters is not None) == has_masters
+    before = torch.cat([each.flatten() for each in parameters_of(model)])
+    torch.manual_seed(1)
+    for _ in range(100):
+        loss_of(model, torch.randn(6, 16).to(dtype)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = torch.cat([each.flatten() for each in parameters_of(model)])
+    assert bool(after.isfinite().all())
+    return float((before != after).float().mean())
+
+
+def test_low_precision_weights_move_at_a_small_learning_rate() -> None:
+    assert moved_share(BF16, has_masters=True) > 0.5
+    assert moved_share(BF16, has_masters=False) < 0.1
+    assert moved_share(FP16, has_masters=True) > 0.9
+    with pytest.raises(
+        ValueError, match=r"master_weights is false, and the model has trainable parameters of torch\.float16"
+    ):
+        create_stable_optimizer(model_of(FP16), TrainingConfig(master_weights=False))
+
+
+def test_closed_masters_leave_a_stock_optimizer() -> None:
+    model = model_of(BF16)
+    optimizer: Any = create_stable_optimizer(model, TrainingConfig())
+    optimizer.masters.close()
+    optimizer.accumulators.close()
+    assert_nothing_is_left(list(model.parameters()), optimizer)
 
 
 def test_the_sums_end_with_the_optimizer() -> None:
@@ -140,14 +170,15 @@ def batches() -> list[torch.Tensor]:
 
 
 def trained_by_hand(config: TrainingConfig, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Train as a stock loop does; sums of low precision are helped by ``fp32_accumulators`` alone."""
+    """Train as a stock loop does, with the two helps for parameters of low precision."""
     model = model_of(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     half = {"fp16": FP16, "bf16": BF16}.get(config.mixed_precision)
     scaler = torch.amp.GradScaler("cpu") if half is FP16 else None
-    sums = nullcontext() if dtype is FP32 else gradcanary.fp32_accumulators(optimizer)
     data = batches()
-    with sums:
+    with ExitStack() as helps:
+        for attach in [] if dtype is FP32 else [gradcanary.fp32_accumulators, gradcanary.fp32_masters]:
+            helps.enter_context(attach(optimizer))
         for i, batch in enumerate(data):
             with torch.autocast("cpu", dtype=half) if half else nullcontext():
                 loss = loss_of(model, batch.to(dtype))
@@ -164,7 +195,8 @@ def trained_by_hand(config: TrainingConfig, dtype: torch.dtype) -> list[torch.Te
 
 
 @pytest.mark.parametrize(
-    ("mixed_precision", "dtype"), [("none", FP32), ("bf16", FP32), ("fp16", FP32), ("none", BF16), ("bf16", BF16)]
+    ("mixed_precision", "dtype"),
+    [("none", FP32), ("bf16", FP32), ("fp16", FP32), ("none", BF16), ("bf16", BF16), ("fp16", FP16)],
 )
 def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     collector: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed_precision: Any, dtype: torch.dtype
