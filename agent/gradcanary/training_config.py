@@ -141,7 +141,7 @@ class TrainingConfig:
         _or_null(_positive),
         "A bound for gradients: a parameter under it is reported without other evidence. A number above 0, or null.\n"
         "null: the rules of the collector. They look under 1e-4, and report a gradient there if it fell, or is far\n"
-        "below that of similar parameters. A bare bound of 1e-4 is wrong on half of the healthy jobs of docs/detection.md.",
+        "below that of similar parameters. A bare 1e-4 is wrong on half of the healthy jobs of docs/detection.md.",
     )
     every: int | Literal["auto"] = _key(
         DEFAULT_EVERY,
