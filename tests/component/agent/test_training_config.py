@@ -1,5 +1,6 @@
 """What is set up from a configuration: real optimizers, real sums, and the loop of the documentation."""
 
+import io
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -225,6 +226,31 @@ def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     assert {*collector.per_step("micro_steps")} == {3}
     assert {*collector.stored().values()} == {"float32"}
     assert len(collector.metric("scaler_scale")) == (mixed_precision == "fp16")
+
+
+def test_a_training_is_resumed_bit_for_bit_and_its_steps_go_on(collector: Recorded) -> None:
+    def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for batch in batches():
+            loss_of(model, batch.to(BF16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    config = TrainingConfig(url=collector.url, run="resumed")
+    whole = model_of(BF16)
+    stock = create_stable_optimizer(whole, config)
+    trained(whole, stock)
+    checkpoint = io.BytesIO()
+    torch.save((whole.state_dict(), stock.state_dict()), checkpoint)
+    trained(whole, stock)
+    model = model_of(BF16)
+    optimizer, watch = setup_training(model, config)
+    weights, states = torch.load(io.BytesIO(checkpoint.getvalue()))
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+    with watch:
+        trained(model, optimizer)
+    assert_same(parameters_of(model), parameters_of(whole))
+    assert collector.steps() == list(range(20, 40))
 
 
 def test_an_interval_of_the_configuration_is_that_of_the_watch(collector: Recorded) -> None:
