@@ -22,8 +22,8 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "agent.md"
 
 
 @pytest.fixture(autouse=True)
-def silent(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """What goes wrong inside is told on stderr, and only there."""
+def silent(capsys: pytest.CaptureFixture[str], spool_folder: Path) -> Iterator[None]:
+    """What goes wrong inside is told on stderr, and only there; so is what other trainings left in the spool."""
     yield
     assert capsys.readouterr().err == ""
 
