@@ -28,7 +28,6 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_METRIC_NAME = 200
 MAX_TAGS = 2000
 MAX_METRIC_BOUNDS = 100
-MAX_METRIC_OBSERVATIONS = 100
 MAX_TIMEOUT_S = 86_400
 
 INTERVALS = (1, 10, 100, 1000)
@@ -164,15 +163,14 @@ _METRICS = (
 
 def _metrics(given: Mapping[str, Mapping[str, Any]] | str) -> tuple[wire.MetricBound, ...]:
     bounds = json.loads(given) if isinstance(given, str) else given
-    if not isinstance(bounds, Mapping) or len(bounds) > MAX_METRIC_BOUNDS:
+    is_named = isinstance(bounds, Mapping) and all(isinstance(keys, Mapping) for keys in bounds.values())
+    if not is_named or len(bounds) > MAX_METRIC_BOUNDS:
         raise ValueError(_METRICS)
     return tuple(_metric_bound(name, keys) for name, keys in bounds.items())
 
 
 def _metric_bound(name: str, keys: Mapping[str, Any]) -> wire.MetricBound:
     check_name(name, is_own=True)
-    if not isinstance(keys, Mapping):
-        raise ValueError(_METRICS)
     for key, value in keys.items():
         if key not in _BOUND_VALUES:
             raise ValueError(f"{name} has an unknown key {key!r}; known are {', '.join(_BOUND_VALUES)}")
@@ -195,7 +193,7 @@ def _is_finite(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_METRIC_OBSERVATIONS
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= wire.MAX_METRIC_OBSERVATIONS
 
 
 _BOUND_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -203,7 +201,7 @@ _BOUND_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "above": (_is_finite, "a finite number"),
     "falls_by": (lambda value: _is_finite(value) and 0 < value <= 1, "a share of its own level above 0, at most 1"),
     "rises_by": (lambda value: _is_finite(value) and value > 0, "a share of its own level above 0"),
-    "observations": (_is_count, f"a whole number from 1 to {MAX_METRIC_OBSERVATIONS}"),
+    "observations": (_is_count, f"a whole number from 1 to {wire.MAX_METRIC_OBSERVATIONS}"),
     "severity": (lambda value: value in ("warning", "critical"), "'warning' or 'critical'"),
 }
 

@@ -69,6 +69,10 @@ MAX_NAME = 500
 """Characters in a layer name."""
 
 
+MAX_METRIC_OBSERVATIONS = 100
+"""Values in a row of which a bound of a metric may ask for."""
+
+
 class Request:
     """The strictness that the collector applies to a message, read by pydantic; the agent does not need it."""
 
