@@ -52,18 +52,20 @@ def watch(
     step: int | None = None,
     crash_message: bool = True,
     environment: bool = True,
+    metrics: Mapping[str, Mapping[str, object]] | None = None,
     on_alert: Callable[[Alert], None] | None = None,
 ) -> Watch:
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``environment`` can also be given as ``GRADCANARY_<NAME>``; arguments
+    before they exist. Settings from ``run`` to ``metrics`` can also be given as ``GRADCANARY_<NAME>``; arguments
     come first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
     steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
     are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
     is the number of the next step of a resumed job. ``crash_message`` is False if the message of an exception that ends
     the training must not be sent; its type and its last frames are. ``environment=False`` records no command, git
-    commit, host, GPUs, versions and scheduler's job.
+    commit, host, GPUs, versions and scheduler's job. ``metrics`` are bounds of what :meth:`Watch.log` stores, for each
+    set of tags by itself: ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -83,6 +85,7 @@ def watch(
         budget=budget,
         crash_message=crash_message,
         environment=environment,
+        metrics=metrics,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)

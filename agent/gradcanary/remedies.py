@@ -421,6 +421,27 @@ CAUSES: Mapping[str, Cause] = {
         "divides by zero (sqrt or norm at zero, a mask full of -inf).",
         "nonfinite",
     ),
+    "metric_after": Cause(
+        "An incident of the gradients was open before: look at that first. If it began before the metric changed, the "
+        "metric probably shows its consequence.",
+        "metric",
+    ),
+    "metric_of_tags": Cause(
+        "Other series of this metric did not change like this, so look at what is particular to these tags: their "
+        "data, their weight in the loss, or the program that scores them. From the number alone it is not known "
+        "whether the model or the evaluation changed.",
+        "metric",
+    ),
+    "metric_of_all": Cause(
+        "Either the model became worse, or the evaluation or its data changed: from the number alone that is not "
+        "known.",
+        "metric",
+    ),
+    "metric_not_finite": Cause(
+        "The evaluation returned NaN or infinity: there was nothing to score, something was divided by zero, or the "
+        "outputs of the model are not finite.",
+        "metric",
+    ),
 }
 
 

@@ -195,6 +195,7 @@ CODE: Mapping[str, str] = {
     "diverging": _PRINT_SETTINGS,
     "nonfinite_loss": _DETECT_ANOMALY,
     "nonfinite": _DETECT_ANOMALY,
+    "metric": "for path in ('before.pt', 'last.pt'): print(path, evaluate(load(path), tags=...))",
 }
 """Lines for frameworks without their own in ``WORDS``; empty where nothing is to be typed."""
 
@@ -410,11 +411,18 @@ _OUT_OF_MEMORY = (
     "something keeps every step's graph: store loss.item(), not the loss."
 )
 
+_METRIC = (
+    "Look at samples that this series measures, from before and after this step. Then evaluate the last checkpoint "
+    "before it once more. If its number is bad now, too, the evaluation or its data changed. If it is as good as it "
+    "was, the model did: compare the data with these tags, and the settings that changed, around this step."
+)
+
 PROCESS_TEXTS: Mapping[str, str] = {
     "restart": _RESTART,
     "standstill": _STANDSTILL,
     "exception": _EXCEPTION,
     "out_of_memory": _OUT_OF_MEMORY,
+    "metric": _METRIC,
 }
 
 _RESUME: Mapping[str, tuple[str, str]] = {

@@ -9,10 +9,13 @@ import contextlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from gradcanary import wire
 
 DEFAULT_URL = "http://127.0.0.1:8787"
 DEFAULT_EVERY = "auto"
@@ -24,6 +27,7 @@ RESERVED = re.compile(
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_METRIC_NAME = 200
 MAX_TAGS = 2000
+MAX_METRIC_BOUNDS = 100
 MAX_TIMEOUT_S = 86_400
 
 INTERVALS = (1, 10, 100, 1000)
@@ -33,7 +37,8 @@ INTERVALS = (1, 10, 100, 1000)
 class Settings:
     """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names;
     ``budget`` is the share of the time that "auto" keeps to; ``crash_message`` is False if the message of an exception
-    must not be sent, ``environment`` if command, code and machine are not recorded."""
+    must not be sent, ``environment`` if command, code and machine are not recorded; ``metrics`` are bounds of metrics
+    that are logged."""
 
     url: str
     run: str | None
@@ -47,6 +52,7 @@ class Settings:
     budget: float = DEFAULT_BUDGET
     crash_message: bool = True
     environment: bool = True
+    metrics: tuple[wire.MetricBound, ...] = ()
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
@@ -55,20 +61,21 @@ class Settings:
         ``spelled`` is the caller's spelling of an argument. A default value counts as not given.
         """
         chosen: dict[str, Any] = {}
-        for name, read in _READERS.items():
+        for name, read in READERS.items():
             variable = f"GRADCANARY_{name.upper()}"
             given, where = arguments.get(name), spelled.format(name)
             is_given = given is not None and given != _DEFAULTS.get(name)
             if not is_given and environ.get(variable):
                 given, where = environ[variable], variable
-            chosen[name] = None if given is None else _read(read, given, where)
+            chosen[name] = None if given is None else read_value(read, given, where)
         filled: dict[str, Any] = {
             name: _DEFAULTS.get(name) if value is None else value for name, value in chosen.items()
         }
         return cls(**filled)
 
 
-def _read(read: Callable[[Any], Any], given: object, where: str) -> object:
+def read_value(read: Callable[[Any], Any], given: object, where: str) -> Any:  # noqa: ANN401 -- as the reader returns it
+    """Return a value as its reader does; raises ValueError that begins with ``where``, and says what is allowed."""
     try:
         return read(given)
     except (TypeError, ValueError) as error:
@@ -114,21 +121,22 @@ def _pattern(given: str) -> re.Pattern[str]:
         raise ValueError(f"it must be a regular expression ({error})") from error
 
 
-def _float(given: float | str) -> float:
-    with contextlib.suppress(ValueError):
+def to_float(given: float | str) -> float:
+    """Return a number, or the number of a text; NaN of anything else."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return math.nan if isinstance(given, bool) else float(given)
     return math.nan
 
 
 def _threshold(given: float | str) -> float:
-    threshold = _float(given)
+    threshold = to_float(given)
     if not (math.isfinite(threshold) and threshold > 0):
         raise ValueError("it must be a number above 0")
     return threshold
 
 
 def _budget(given: float | str) -> float:
-    share = _float(given)
+    share = to_float(given)
     if not 0 < share <= 1:
         raise ValueError("it must be a share of the step time above 0, at most 1")
     return share
@@ -146,14 +154,66 @@ def _step(given: int | str) -> int:
     return int(given)
 
 
+_BOUND_KEYS = ("below", "above", "falls_by", "rises_by")
+_METRICS = (
+    f"it must name metrics with one of {', '.join(_BOUND_KEYS)} at least, and perhaps observations and severity: "
+    '{"clip_score": {"below": 0.25, "falls_by": 0.2}}'
+)
+
+
+def _metrics(given: Mapping[str, Mapping[str, Any]] | str) -> tuple[wire.MetricBound, ...]:
+    bounds = json.loads(given) if isinstance(given, str) else given
+    is_named = isinstance(bounds, Mapping) and all(isinstance(keys, Mapping) for keys in bounds.values())
+    if not is_named or len(bounds) > MAX_METRIC_BOUNDS:
+        raise ValueError(_METRICS)
+    return tuple(_metric_bound(name, keys) for name, keys in bounds.items())
+
+
+def _metric_bound(name: str, keys: Mapping[str, Any]) -> wire.MetricBound:
+    check_name(name, is_own=True)
+    for key, value in keys.items():
+        if key not in _BOUND_VALUES:
+            raise ValueError(f"{name} has an unknown key {key!r}; known are {', '.join(_BOUND_VALUES)}")
+        is_allowed, words = _BOUND_VALUES[key]
+        if value is not None and not is_allowed(value):
+            raise ValueError(f"{key} of {name} is {value!r}; it must be {words}")
+    bounds = {key: float(keys[key]) for key in _BOUND_KEYS if keys.get(key) is not None}
+    if not bounds:
+        raise ValueError(_METRICS)
+    return wire.MetricBound(
+        name,
+        **bounds,
+        observations=keys.get("observations"),
+        severity=keys.get("severity"),
+    )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= wire.MAX_METRIC_OBSERVATIONS
+
+
+_BOUND_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "below": (_is_finite, "a finite number"),
+    "above": (_is_finite, "a finite number"),
+    "falls_by": (lambda value: _is_finite(value) and 0 < value <= 1, "a share of its own level above 0, at most 1"),
+    "rises_by": (lambda value: _is_finite(value) and value > 0, "a share of its own level above 0"),
+    "observations": (_is_count, f"a whole number from 1 to {wire.MAX_METRIC_OBSERVATIONS}"),
+    "severity": (lambda value: value in ("warning", "critical"), "'warning' or 'critical'"),
+}
+
 _DEFAULTS: dict[str, Any] = {
     "url": DEFAULT_URL,
     "every": DEFAULT_EVERY,
     "budget": DEFAULT_BUDGET,
     "crash_message": True,
     "environment": True,
+    "metrics": (),
 }
-_READERS: dict[str, Callable[[Any], Any]] = {
+READERS: dict[str, Callable[[Any], Any]] = {
     "url": _url,
     "run": _text,
     "token": _token,
@@ -166,6 +226,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "budget": _budget,
     "crash_message": _flag,
     "environment": _flag,
+    "metrics": _metrics,
 }
 
 

@@ -69,6 +69,10 @@ MAX_NAME = 500
 """Characters in a layer name."""
 
 
+MAX_METRIC_OBSERVATIONS = 100
+"""Values in a row of which a bound of a metric may ask for."""
+
+
 class Request:
     """The strictness that the collector applies to a message, read by pydantic; the agent does not need it."""
 
@@ -136,6 +140,23 @@ class Setting(Request):
 
 
 @dataclass(frozen=True)
+class MetricBound(Request):
+    """Bounds of a metric that is logged, for each of its series by itself; at least one is given.
+
+    ``falls_by`` and ``rises_by`` are shares of the level of a series. ``observations`` and ``severity`` (warning or
+    critical) are None for the collector's default.
+    """
+
+    name: str
+    below: float | None = None
+    above: float | None = None
+    falls_by: float | None = None
+    rises_by: float | None = None
+    observations: int | None = None
+    severity: str | None = None
+
+
+@dataclass(frozen=True)
 class Hello(Request):
     """The first message of a session; a repeat may add layer sets, facts and settings, and fill fields that were None.
 
@@ -143,7 +164,7 @@ class Hello(Request):
     ``EXTRAS`` are left out for a collector that refuses them.
     """
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("environment", "settings")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("environment", "settings", "metrics")
 
     protocol: int
     launch: str
@@ -166,6 +187,7 @@ class Hello(Request):
     started: float | None = None
     environment: Environment | None = None
     settings: tuple[Setting, ...] = ()
+    metrics: tuple[MetricBound, ...] = ()
 
 
 @dataclass(frozen=True)

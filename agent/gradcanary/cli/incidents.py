@@ -291,7 +291,7 @@ def incident_text(incident: Json) -> str:
         *(f"  - {text}" for text in parts["evidence"][1:]),  # why begins with the first
         *_frame_lines(incident.get("crash")),
         *_more_lines(parts["more"].removesuffix(fix["code"]).strip()),
-        *_layer_lines([each for each in incident["layers"] if each["layer"] is not None]),
+        *_layer_lines([each for each in incident["layers"] if each["layer"] is not None or each.get("metric")]),
         *_delivery_lines(incident["deliveries"]),
         "",
         incident["url"],
@@ -351,11 +351,7 @@ def _ack_and_silence_lines(incident: Json) -> list[str]:
         note = " ".join(ack["note"].split())
         lines.append(f"Acked by {ack['by']}, {console.to_minute(ack['at'])} UTC{': ' + note if note else '.'}")
     if silenced:
-        part = (
-            ""
-            if silenced["members"] == silenced["firing"]
-            else f", {silenced['members']} of {silenced['firing']} parameters"
-        )
+        part = "" if silenced["members"] == silenced["firing"] else f", {silenced['members']} of {silenced['firing']}"
         lines.append(f"Silenced until {console.to_minute(silenced['until'])} UTC{part}.")
     return lines
 
@@ -373,7 +369,7 @@ def _layer_lines(members: Sequence[Json]) -> list[str]:
         for each in members[:SHOWN_LAYERS]
     ]
     more = len(members) - len(rows)
-    shown = terminal.table(("PARAMETER", "BASELINE", "VALUE", "STEPS"), rows)
+    shown = terminal.table(("SERIES" if members[0].get("metric") else "PARAMETER", "BASELINE", "VALUE", "STEPS"), rows)
     return ["", shown, *([f"and {more} more"] if more else [])]
 
 

@@ -100,6 +100,7 @@ class SessionHello:
             started=self._started,
             environment=self.environment,
             settings=self.settings.entries,
+            metrics=self._settings.metrics,
         )
 
     def body(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +21,7 @@ ENOUGH = 12
 """Samples on each side that show a course well."""
 
 PARAMETERS = 5
+MAX_STEP = 2**53
 
 Member = Mapping[str, Any]
 
@@ -36,7 +38,10 @@ _STATS = {
 _MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
 """Rules whose worst parameter has the largest value; of the others it has the smallest."""
 
-_ENDS = {"nonfinite": "not finite", "vanished": "no gradient"}
+METRIC = "metric"
+"""The rule whose members are series of metrics."""
+
+_ENDS = {METRIC: "not finite", "nonfinite": "not finite", "vanished": "no gradient"}
 """The end of a parameter without a last value."""
 
 _SHARES = {
@@ -53,11 +58,15 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Curves:
-    """The run, a stat of the worst parameters (None if it has no value there) and metrics, of the same steps."""
+    """The run, a stat of the worst parameters (None if it has no value there) and metrics, of the same steps.
+
+    ``members`` are the worst series of an incident of metrics, None for another one.
+    """
 
     run: Mapping[str, Any]
     series: Mapping[str, Any] | None
     metrics: Mapping[str, Any] | None
+    members: Mapping[str, Any] | None = None
 
 
 def stats(rule: str) -> list[str]:
@@ -69,14 +78,27 @@ def steps(incident: Mapping[str, Any], run: Mapping[str, Any]) -> Steps:
     """Return the first and the last step: those around the first sign that the run has, with the opening."""
     since, known = int(incident["since_step"]), launches.launches(run)
     every = max((each.every for each in known if each.steps and each.steps[0] <= since <= each.steps[1]), default=1)
-    margin = max(AROUND, ENOUGH * every, 2 * (incident["opened_step"] - since))
+    certain = incident["opened_step"] - since
+    margin = max(AROUND, ENOUGH * every, 2 * certain)
+    if incident["rule"] == METRIC:  # evaluations are rare: as many steps as some of them took, else all
+        margin = 2 * ENOUGH * certain or MAX_STEP
     first, last = launches.measured(known) or (0, since)
     return min(max(first, since - margin), since), max(min(last, since + margin), since)
 
 
 def members(incident: Mapping[str, Any]) -> list[Member]:
     """Return the parameters of an incident, without the run as a whole."""
-    return [member for member in incident["layers"] if member["layer"] is not None]
+    return [member for member in incident["layers"] if member["layer"] is not None or member.get("metric")]
+
+
+def noun(incident: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the singular and the plural of the members: parameters, or series of a metric."""
+    return ("series", "series") if incident.get("rule") == METRIC else ("parameter", "parameters")
+
+
+def tally(incident: Mapping[str, Any], many: int) -> str:
+    """Return ``12 parameters`` or ``12 series``."""
+    return f"{numbers.integer(many)} {noun(incident)[many != 1]}"
 
 
 def worst(incident: Mapping[str, Any]) -> list[Member]:
@@ -87,10 +109,16 @@ def worst(incident: Mapping[str, Any]) -> list[Member]:
         key=lambda each: (
             each["until_step"] is not None,
             -SEVERITIES.index(each["severity"]),
-            sign * (each["value"] or 0.0),
+            _shift(each) if each.get("metric") else sign * (each["value"] or 0.0),
         ),
     )
     return ranked[:PARAMETERS]
+
+
+def _shift(member: Member) -> float:
+    """Return a number that is the smaller, the further a series of a metric is from its level."""
+    level = member["baseline"] or 0.0
+    return -math.inf if member["value"] is None else -abs(member["value"] - level) / (abs(level) or 1.0)
 
 
 def is_of_absmax(rule: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.text import deliveries, numbers
 
 SHOWN = 60
@@ -60,7 +61,7 @@ def _growth(incident: Mapping[str, Any]) -> list[Entry]:
     if not later:
         return []
     steps = numbers.steps(min(later), max(later)).lower()
-    return [Entry(None, "trend", f"Grew by {numbers.plural(len(later), 'parameter')}, since {steps}")]
+    return [Entry(None, "trend", f"Grew by {picture.tally(incident, len(later))}, since {steps}")]
 
 
 def _over(incident: Mapping[str, Any]) -> str:

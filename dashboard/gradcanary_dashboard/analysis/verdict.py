@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradcanary_dashboard.analysis import severity
+from gradcanary_dashboard.analysis.picture import METRIC
 from gradcanary_dashboard.text import numbers
 
 NO_STEP = (
@@ -38,7 +39,7 @@ def verdict(run: Mapping[str, Any]) -> Verdict:
     """
     if run["open_incidents"]:
         text = run["headline"] or numbers.plural(len(run["open_incidents"]), "open incident")
-        return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
+        return Verdict(run["worst"] or "information", _begun(run, text))
     if run["severity_at_end"] is not None:
         return _ended(run)
     if run["state"] == "crashed":
@@ -55,11 +56,17 @@ def _ended(run: Mapping[str, Any]) -> Verdict:
     """Return the verdict on a run that ended on an incident."""
     text = run["headline"] or "ended on an incident"
     if run["state"] != "crashed" or "crash" in run["firing"]:  # its incident has the headline
-        return Verdict(run["severity_at_end"], text[0].upper() + text[1:])
+        return Verdict(run["severity_at_end"], _begun(run, text))
     if run["severity_at_end"] == "information":
         return Verdict("warning", f"{_crash(run)}; {text}")
     crash = _crash(run)
-    return Verdict(run["severity_at_end"], f"{text[0].upper()}{text[1:]}; {crash[0].lower()}{crash[1:]}")
+    return Verdict(run["severity_at_end"], f"{_begun(run, text)}; {crash[0].lower()}{crash[1:]}")
+
+
+def _begun(run: Mapping[str, Any], text: str) -> str:
+    """Return a headline as a sentence begins; the name of a metric is as it is."""
+    worst = run.get("worst_incident")
+    return text if worst and worst["rule"] == METRIC else text[0].upper() + text[1:]
 
 
 def _crash(run: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ def load_curves(
 ) -> picture.Curves:
     """Read a stat of the worst parameters and these metrics, over the steps of the view."""
     name, seen = run["run"], {"points": POINTS, **bounds(view)}
-    layers = [str(member["layer"]) for member in picture.worst(incident)]
+    layers = [str(member["layer"]) for member in picture.worst(incident) if member["layer"] is not None]
     series = None
     for stat in picture.stats(incident["rule"]) if layers else ():
         answer = collector.run(name, "series", stat=stat, layer=layers, **seen).body
@@ -25,4 +26,7 @@ def load_curves(
             series = answer
             break
     logged = collector.run(name, "metrics", name=metrics, tags="{}", **seen).body if metrics else None
-    return picture.Curves(run, series, logged)
+    series_of = [member["metric"] for member in picture.worst(incident) if member.get("metric")]
+    asked = {"name": [each["name"] for each in series_of], "tags": [json.dumps(each["tags"]) for each in series_of]}
+    members = collector.run(name, "metrics", **asked, **seen).body if series_of else None
+    return picture.Curves(run, series, logged, members)

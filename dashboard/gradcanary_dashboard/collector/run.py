@@ -248,7 +248,7 @@ def _named(
 
 
 def _concerns(incident: Mapping[str, Any], layer: int) -> bool:
-    return any(member["layer"] in (layer, None) for member in incident["layers"])
+    return any(member["layer"] in (layer, None) and not member.get("metric") for member in incident["layers"])
 
 
 def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int | None:

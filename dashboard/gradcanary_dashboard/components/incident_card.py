@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.address.run import View, layer_url, run_url
 from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text
@@ -96,34 +96,41 @@ def _when(incident: Mapping[str, Any]) -> str:
 
 def _why(incident: Mapping[str, Any], view: View, layer: int | None, common: Common, *, folded: bool) -> list[Any]:
     said = _explanation(incident, view, layer, common)
-    return [html.Details([html.Summary("Cause, fix, parameters"), *said])] if folded and said else said
+    summary = html.Summary(f"Cause, fix, {picture.noun(incident)[1]}")
+    return [html.Details([summary, *said])] if folded and said else said
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None, common: Common) -> list[Any]:
     """Return what to do first, then the reasons: folded on a narrow page, where the heatmap follows."""
     reasons = [*incident_text.reasons(incident, html.H4), *_members(incident, view, layer, common)]
-    fold = html.Details([html.Summary("Why, evidence, parameters"), *reasons], className="reasons")
+    fold = html.Details([html.Summary(f"Why, evidence, {picture.noun(incident)[1]}"), *reasons], className="reasons")
     return [*incident_text.do_first(incident, html.H4), *([fold] if reasons else [])]
 
 
 def _members(incident: Mapping[str, Any], view: View, first: int | None, common: Common) -> list[Any]:
-    members = [member for member in incident.get("layers", ()) if member["layer"] is not None]
+    members = picture.members({"layers": (), **incident})
     if not members:
         return []
     members.sort(key=lambda member: member["layer"] != first)
     lines = [
-        html.Li([_link(incident["run"], member, view, common), _fell(incident, member)])
-        for member in members[:NAMED_LAYERS]
+        html.Li([_link(incident, member, view, common), _fell(incident, member)]) for member in members[:NAMED_LAYERS]
     ]
     more = len(members) - NAMED_LAYERS
     all_of_them = dcc.Link(f"and {numbers.integer(more)} more", href=f"/incidents/{incident['id']}")
     rest = [html.Li(all_of_them)] if more > 0 else []
-    return [html.H4("Parameters"), html.Ul([*lines, *rest], className="members")]
+    return [html.H4(picture.noun(incident)[1].capitalize()), html.Ul([*lines, *rest], className="members")]
 
 
-def _link(run: str, member: Mapping[str, Any], view: View, common: Common) -> dcc.Link:
-    name = member["name"]
-    return elements.parameter_link(name, layer_url(run, name, member["layer"], view), common)
+def _link(incident: Mapping[str, Any], member: Mapping[str, Any], view: View, common: Common) -> dcc.Link:
+    return elements.parameter_link(member["name"], member_url(incident, member, view), common)
+
+
+def member_url(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> str:
+    """Return the address of a parameter, or of the run with the metric of a series."""
+    run, name = str(incident["run"]), str(member["name"])
+    if member.get("metric"):
+        return run_url(run, View(from_step=view.from_step, to_step=view.to_step, metrics=member["metric"]["name"]))
+    return layer_url(run, name, member["layer"], view)
 
 
 def _fell(incident: Mapping[str, Any], member: Mapping[str, Any]) -> html.Span:

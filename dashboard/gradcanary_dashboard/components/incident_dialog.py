@@ -7,6 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
+from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.components import elements, forms, silence_form
 
 OF_A_BASELINE = ("collapse", "scale_drop")
@@ -53,7 +54,7 @@ def ack(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
 
 def silence(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
     """Return the form for a silence of an incident's rule in its run."""
-    names = [layer["name"] for layer in incident["layers"] if layer["layer"] is not None]
+    names = [layer["name"] for layer in picture.members(incident)]
     return [
         *_head("Silence", incident),
         html.P(QUIET, className="dim"),

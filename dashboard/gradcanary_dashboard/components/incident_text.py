@@ -7,6 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
+from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.figures import overlay
 from gradcanary_dashboard.text import numbers
@@ -18,7 +19,7 @@ def headline(incident: Mapping[str, Any]) -> str:
     counts, rule = incident["counts"], incident["rule"].replace("_", " ").capitalize()
     count = counts["firing" if incident["state"] == "open" else "ever"]
     if count:
-        return f"{rule}: {numbers.integer(count)} of {numbers.plural(counts['layers'], 'parameter')}"
+        return f"{rule}: {numbers.integer(count)} of {picture.tally(incident, counts['layers'])}"
     return f"{rule}: {incident['crash']['type']}" if incident.get("crash") else rule
 
 
@@ -97,7 +98,7 @@ def quiet(incident: Mapping[str, Any]) -> list[Any]:
         some = (
             ""
             if silenced["members"] == silenced["firing"]
-            else f"{silenced['members']} of {silenced['firing']} parameters "
+            else f"{silenced['members']} of {picture.tally(incident, silenced['firing'])} "
         )
         said = html.Span([f"{some}silenced, ends ", elements.moment(silenced["until"])])
         found.append(html.Span([elements.icon("hush"), said], className="knows"))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 from dash import dcc, html
 
 from gradcanary_dashboard.address.incidents import FEW, Members
-from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.components import elements, static, table
+from gradcanary_dashboard.components.incident_card import member_url
 from gradcanary_dashboard.components.table import Column
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.glossary import explain
@@ -51,7 +52,7 @@ def card(contents: Mapping[str, Any]) -> html.Section:
         static.slot("members", contents.get("members")),
         html.P(contents.get("members-shown"), id="members-shown", className="dim", role="status"),
         static.slot("members-more", contents.get("members-more")),
-        title="Parameters",
+        title=contents.get("members-noun", "Parameters"),
         aside=tally,
     )
 
@@ -76,7 +77,7 @@ def filled(incident: Mapping[str, Any], view: View, chosen: Members) -> dict[str
         parts, shown = _folded(rows, found, blocks, chosen)
     else:
         listed = _ordered(found, chosen)[: chosen.most]
-        heads = html.Tr([_head(place, column, chosen) for place, column in enumerate(COLUMNS)], role="row")
+        heads = html.Tr([_head(place, column, chosen) for place, column in enumerate(rows.columns)], role="row")
         parts, shown = [rows.table(listed, heads)], len(listed)
     return {
         "members": orjson.dumps(parts).decode(),
@@ -84,6 +85,7 @@ def filled(incident: Mapping[str, Any], view: View, chosen: Members) -> dict[str
         "members-shown": _shown(shown, len(found), len(layers)),
         "members-more": static.encode(_more(chosen) if shown < len(found) else None),
         "members-tally": tally(incident),
+        "members-noun": picture.noun(incident)[1].capitalize(),
     }
 
 
@@ -111,7 +113,7 @@ def _folded(
             left, shown = left - 1 - len(listed), shown + len(listed)
     alone = [member for member in found if member["block"] not in blocks][: max(0, left)]
     if alone:
-        parts.append(rows.table(alone, table.heads(COLUMNS)))
+        parts.append(rows.table(alone, table.heads(rows.columns)))
     return parts, shown + len(alone)
 
 
@@ -121,6 +123,11 @@ class _Rows:
 
     incident: Mapping[str, Any]
     view: View
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns, the first of which is of parameters, or of series."""
+        return (replace(COLUMNS[0], head=picture.noun(self.incident)[0].capitalize()), *COLUMNS[1:])
 
     def table(self, members: Sequence[picture.Member], heads: html.Tr) -> list[Any]:
         """Return a table."""
@@ -135,7 +142,7 @@ class _Rows:
         middle = {key: picture.level(members, key) for key in ("value", "baseline", "siblings")}
         firing = sum(member["until_step"] is None for member in members)
         words = [
-            numbers.plural(len(members), "parameter"),
+            picture.tally(self.incident, len(members)),
             picture.values(self.incident["rule"], middle),
             f"since step {numbers.integer(min(member['since_step'] for member in members))}",
             *([f"{firing} {_unended(self.incident)}"] if firing < len(members) else []),
@@ -147,7 +154,7 @@ class _Rows:
             f": {', '.join(filter(None, words))}",
         ]
         opened = {"open": ""} if is_open else {}
-        return ["details", {"data-key": name, **opened}, summary, self.table(listed, table.heads(COLUMNS))]
+        return ["details", {"data-key": name, **opened}, summary, self.table(listed, table.heads(self.columns))]
 
 
 def _fold(*, is_folded: bool) -> html.Button:
@@ -213,7 +220,7 @@ def _unended(incident: Mapping[str, Any]) -> str:
 
 
 def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> table.Row:
-    href = layer_url(incident["run"], member["name"], member["layer"], view)
+    href = member_url(incident, member, view)
     is_firing = member["until_step"] is None
     until = _unended(incident) if is_firing else numbers.integer(member["until_step"])
     values = [numbers.scientific(member[key]) for key in ("baseline", "value", "siblings")]

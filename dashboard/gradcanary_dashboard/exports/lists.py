@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from gradcanary_dashboard.address.incidents import OF_API, Filter
 from gradcanary_dashboard.address.runs import Listing
+from gradcanary_dashboard.analysis import picture
 from gradcanary_dashboard.analysis.verdict import firing, verdict
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
@@ -76,9 +77,8 @@ def _incidents(found: Iterable[Row]) -> Table:
 
 def _members(incident: Row) -> Table:
     yield OF_MEMBER
-    for member in incident["layers"]:
-        if member["layer"] is not None:
-            yield [member[key] for key in OF_MEMBER]
+    for member in picture.members(incident):
+        yield [member[key] for key in OF_MEMBER]
 
 
 def _all(page: Callable[[str | None], Row], key: str) -> Iterator[Row]:

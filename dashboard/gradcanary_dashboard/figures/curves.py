@@ -82,10 +82,13 @@ class Level:
         line = {"color": self.colour, "width": 1.2, "dash": "dash"}
         return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": self.value, "y1": self.value, "line": line}
 
-    def label(self) -> dict[str, Any]:
+    def label(self, *, is_log: bool = True) -> dict[str, Any]:
         """Return the label, above the line or below, so that two labels never overlap."""
         side = {"x": 0, "xanchor": "left", "xshift": 4} if self.is_left else {"x": 1, "xanchor": "right"}
-        height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
+        height = {
+            "y": math.log10(self.value) if is_log else self.value,
+            "yanchor": "bottom" if self.is_upper else "top",
+        }
         return {
             "text": f"{self.name} {numbers.scientific(self.value)}",
             "xref": "paper",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.figures import axes, curves, learning_rates, metrics, overlay, palette
 from gradcanary_dashboard.figures import events as event_marks
 from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.text.units import Unit
 
 NORM, LOSS = "total_norm", "loss"
 SMALL = 96
@@ -43,6 +45,8 @@ def draw(incident: Mapping[str, Any], told: Curves, view: View) -> dict[str, axe
     drawn = {}
     if told.series is not None:
         drawn["curves"] = _parameters(incident, told.series, span, events)
+    if told.members is not None:
+        drawn["curves"] = _series(incident, told.members, span, events)
     for slot, key in (("curves", NORM), ("loss", LOSS)):
         if slot not in drawn and _is_logged(told.metrics, key):
             drawn[slot] = _metric(incident, told, key, span, events)
@@ -59,6 +63,10 @@ def draw(incident: Mapping[str, Any], told: Curves, view: View) -> dict[str, axe
 
 def title(incident: Mapping[str, Any], told: Curves) -> str:
     """Return the title of the picture: ``Gradient absmax of the 5 worst of 8 parameters``."""
+    if told.members is not None:
+        names = ", ".join(dict.fromkeys(member["metric"]["name"] for member in picture.worst(incident)))
+        few, many = len(picture.worst(incident)), len(picture.members(incident))
+        return f"{names} of {few} series" if few == many else f"{names} of the {few} worst of {many} series"
     if told.series is None:
         return "Around the first sign"
     shown, stat = picture.worst(incident), STATS[told.series["stat"]].title
@@ -97,6 +105,34 @@ def _parameters(incident: Mapping[str, Any], answer: Mapping[str, Any], span: ax
     for trace in figure["data"]:
         trace.get("line", {}).pop("dash", None)  # a fall of dashes is hard to see; numbers tell the lines apart
     return figure
+
+
+def _series(incident: Mapping[str, Any], answer: Mapping[str, Any], span: axes.Span, events: Events) -> axes.Figure:
+    """Return the worst series of metrics, with their bound and level where these are the same for all."""
+    by_series = {_key(each): each for each in answer["metrics"]}
+    shown = picture.worst(incident)
+    read = [
+        overlay.RunCurve.read(place, str(place + 1), answer, by_series[_key(member["metric"])], events, 0)
+        for place, member in enumerate(shown)
+        if _key(member["metric"]) in by_series
+    ]
+    strands = [replace(strand, curve=strand.curve.known()) for strand in read if strand is not None]
+    levels = {
+        name: values.pop()
+        for name, values in (
+            ("bound", {member["metric"]["bound"] for member in shown}),
+            ("level", {member["baseline"] for member in shown}),
+        )
+        if len(values) == 1 and None not in values
+    }
+    figure = overlay.of_run_metric(strands, span, Unit(), "No value in these steps.", "step", levels)
+    figure["layout"]["height"] = overlay.STAT_HEIGHT
+    overlay.mark(figure["layout"], [_sign(incident)], span)
+    return figure
+
+
+def _key(series: Mapping[str, Any]) -> tuple[str, str]:
+    return series["name"], json.dumps(series["tags"], sort_keys=True)
 
 
 def _levels(members: Sequence[picture.Member], enter: float | None) -> list[curves.Level]:

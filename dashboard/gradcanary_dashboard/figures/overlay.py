@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ def pattern(place: int) -> str:
 
 STAT_HEIGHT = 300
 COST_HEIGHT = 170
+
+NO_LEVELS: Mapping[str, float] = {}
 
 LABEL_PX = 13
 NEAR = 0.04
@@ -117,15 +119,36 @@ def _threshold(enter: float | None, others: Sequence[curves.Level]) -> list[curv
     return [curves.Level("threshold", enter, palette.ORANGE, is_upper=is_upper, is_left=not others)]
 
 
-def of_run_metric(strands: Sequence[RunCurve], span: axes.Span, unit: Unit, nothing: str, axis: str) -> axes.Figure:
-    """Return a metric of each run; the axis begins near the values, so that a few percent are visible."""
+def of_run_metric(
+    strands: Sequence[RunCurve],
+    span: axes.Span,
+    unit: Unit,
+    nothing: str,
+    axis: str,
+    levels: Mapping[str, float] = NO_LEVELS,
+) -> axes.Figure:
+    """Return a metric of each run; the axis begins near the values, so that a few percent are visible.
+
+    ``levels`` are lines across the plot by their names, on a linear axis.
+    """
     if not strands:
         return _nothing(span, COST_HEIGHT, nothing, axis)
     told = [replace(strand, curve=strand.curve.scaled(unit.size)) for strand in strands]
-    if curves.is_log([strand.curve for strand in told]):
+    if curves.is_log([strand.curve for strand in told]) and not levels:
         drawn, floor, top = _log(told, span, COST_HEIGHT, [])
     else:
-        drawn, floor, top = _linear(told, span, COST_HEIGHT, from_zero=False)
+        drawn, floor, top = _linear(told, span, COST_HEIGHT, levels.values(), from_zero=False)
+        known = [
+            curves.Level(
+                name, value, palette.GREEN if name == "level" else palette.ORANGE, value == max(levels.values())
+            )
+            for name, value in levels.items()
+        ]
+        drawn["shapes"] = [*drawn.get("shapes", []), *(level.line() for level in known)]
+        drawn["annotations"] = [
+            *drawn.get("annotations", []),
+            *({**level.label(is_log=False)} for level in known),
+        ]
     drawn["yaxis"]["ticksuffix"] = f" {unit.name}" if unit.name else ""
     return _figure(told, span, drawn, floor, top, unit, axis, [])
 
@@ -190,9 +213,9 @@ def _log(
 
 
 def _linear(
-    strands: Sequence[RunCurve], span: axes.Span, height: int, *, from_zero: bool
+    strands: Sequence[RunCurve], span: axes.Span, height: int, levels: Iterable[float] = (), *, from_zero: bool
 ) -> tuple[dict[str, Any], float, float]:
-    known = np.concatenate([each for strand in strands for each in (strand.curve.low, strand.curve.high)])
+    known = np.concatenate([*(each for strand in strands for each in (strand.curve.low, strand.curve.high)), [*levels]])
     known = known[np.isfinite(known)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     low = min(low, 0.0) if from_zero else low

@@ -9,13 +9,13 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from gradcanary_dashboard.address.incidents import Members
-from gradcanary_dashboard.address.run import View, layer_url, parse, run_url
+from gradcanary_dashboard.address.run import View, parse, run_url
 from gradcanary_dashboard.analysis import picture, timeline
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.timeline import Entry
 from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static
-from gradcanary_dashboard.components.incident_card import actions
+from gradcanary_dashboard.components.incident_card import actions, member_url
 from gradcanary_dashboard.components.static import TREES
 from gradcanary_dashboard.figures import incident as figure_of_incident
 from gradcanary_dashboard.text import numbers
@@ -133,7 +133,7 @@ def _drawn(incident: Mapping[str, Any], told: picture.Curves, view: View) -> dic
     return {
         "incident-drawn": figure_of_incident.title(incident, told),
         "incident-seen": static.encode([steps, back] if is_zoomed else steps),
-        "incident-legend": static.encode(_legend(incident, view) if told.series else None),
+        "incident-legend": static.encode(_legend(incident, view) if told.series or told.members else None),
         **{f"incident-{name}": figures.get(name, elements.NO_FIGURE) for name in FIGURES},
         **{f"incident-has-{name}": name not in figures for name in FIGURES},
     }
@@ -145,9 +145,7 @@ def _legend(incident: Mapping[str, Any], view: View) -> list[html.Li]:
             [
                 incident_text.chip(place),
                 elements.parameter_link(
-                    member["name"],
-                    layer_url(incident["run"], member["name"], member["layer"], view),
-                    Common(**incident["names"]),
+                    member["name"], member_url(incident, member, view), Common(**incident["names"])
                 ),
                 html.Span(picture.values(incident["rule"], member), className="dim"),
             ]

@@ -219,6 +219,7 @@ def upgrade() -> None:
         sa.Column("scale_fall", sa.Text(), nullable=True),
         sa.Column("crash", sa.Text(), nullable=True),
         sa.Column("beside", sa.Integer(), nullable=True),
+        sa.Column("series", sa.Text(), server_default="{}", nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["run.run_id"], name=op.f("fk_incident_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "incident_id", name=op.f("pk_incident")),
     )
@@ -335,6 +336,7 @@ def upgrade() -> None:
         sa.Column("launch_no", sa.Integer(), nullable=False),
         sa.Column("environment", sa.Text(), nullable=False),
         sa.Column("settings", sa.Text(), nullable=False),
+        sa.Column("metrics", sa.Text(), server_default="[]", nullable=False),
         sa.ForeignKeyConstraint(
             ["run_id", "launch_no"],
             ["launch.run_id", "launch.launch_no"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -148,8 +149,19 @@ class IncidentSummary(TypedDict):
     url: str
 
 
+class MetricShape(TypedDict):
+    """A series of a metric; ``bound`` is the number that its value crossed, null where the value is not finite."""
+
+    name: str
+    tags: dict[str, str]
+    bound: float | None
+
+
 class MemberShape(TypedDict):
-    """A layer of an incident; ``layer`` is null for the whole run, ``until_step`` while it fires."""
+    """A layer of an incident; ``layer`` is null for the whole run and for a ``metric``, ``until_step`` while it fires.
+
+    Members of the rule ``metric`` are series; its counts are of series, too.
+    """
 
     layer: Count | None
     name: str
@@ -162,6 +174,7 @@ class MemberShape(TypedDict):
     siblings: float | None
     evidence: str | None
     rank: Count | None
+    metric: MetricShape | None
 
 
 class IncidentDelivery(DeliveryBase):
@@ -441,10 +454,19 @@ def _members(detail: IncidentDetail) -> list[Json]:
     return [
         select_keys(
             MemberShape,
-            {**vars(member), "layer": layer_no, "name": names[layer_no], "block": block_name(names[layer_no])},
+            {**vars(member), **_identity(detail, layer_no, names[layer_no])},
         )
         for layer_no, member in detail.members.items()
     ]
+
+
+def _identity(detail: IncidentDetail, layer_no: int | None, name: str) -> Json:
+    """Return what a member is: a layer, the whole run, or a series of a metric."""
+    facts = None if layer_no is None else detail.incident.series.get(layer_no)
+    if facts is None:
+        return {"layer": layer_no, "name": name, "block": block_name(name), "metric": None}
+    metric = {"name": facts.name, "tags": json.loads(facts.tags), "bound": facts.bound}
+    return {"layer": None, "name": name, "block": facts.name, "metric": metric}
 
 
 def _deliveries_by_incident(connection: Connection, ids: Sequence[int]) -> dict[int, list[IncidentDelivery]]:

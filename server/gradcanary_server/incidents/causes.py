@@ -6,6 +6,7 @@ text lists checks instead of a cause.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -66,6 +67,9 @@ _AFTER = {
     "explosion": {"never_cleared": "after_never_cleared", "nonfinite": "after_nonfinite"},
     "unused": {"not_optimized": "after_not_optimized"},
     "silent": {"stalled": "ended_while_stalled"},
+    "metric": dict.fromkeys(
+        ("nonfinite", "explosion", "scale_drop", "collapse", "vanished", "never_cleared"), "metric_after"
+    ),
 }
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
 
@@ -98,6 +102,7 @@ _CODES = {
     "clip_before_unscale": {DEFAULT: "scaled_clip"},
     "not_optimized": {DEFAULT: "in_no_optimizer"},
     "never_cleared": {DEFAULT: "kept_gradients"},
+    "metric": {"not_finite": "metric_not_finite", DEFAULT: "metric_of_tags"},
     "silent": {DEFAULT: "gone"},
     "stalled": {"lost_rank": "lost_rank", DEFAULT: "waiting"},
 }
@@ -315,7 +320,9 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
     if rule in _SEARCHED:
         return _SEARCHED[rule](context)
     code = _code_of_most(context)
-    search = {"lossy_sum": _largest_loss, "under_siblings": _depth}.get(code)
+    if code == "metric_of_tags" and not _other_series(context):
+        return "metric_of_all", []
+    search = {"lossy_sum": _largest_loss, "under_siblings": _depth, "metric_of_tags": _other_series}.get(code)
     return code, [] if search is None else search(context)
 
 
@@ -482,6 +489,18 @@ def _none_and_zero(context: CauseContext) -> list[str]:
     zeros = sum(member.value == 0 for member in context.members.values())
     nones = len(context.members) - zeros
     return [f"of them {nones:,} have no gradient at all, and {zeros:,} only exact zeros"] if zeros and nones else []
+
+
+def _other_series(context: CauseContext) -> list[str]:
+    """Return the numbers of series of the same metrics that did not fire; none if all did, or there is no other."""
+    members = Counter((facts.name, *json.loads(facts.tags)) for facts in context.incident.series.values())
+    alike = {(facts.name, *json.loads(facts.tags)): facts.alike for facts in context.incident.series.values()}
+    others = [(kind[0], alike[kind] - count, alike[kind]) for kind, count in members.items()]
+    return [
+        f"{few:,} of {all_of_them:,} series of {name} are not in this incident"
+        for name, few, all_of_them in others
+        if few > 0
+    ]
 
 
 def _largest_loss(context: CauseContext) -> list[str]:

@@ -13,6 +13,7 @@ from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCa
 from gradcanary_server.incidents.explanation import Explanation, explain
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import NEAR_STEPS, Configuration
+from gradcanary_server.rules.detectors import metric as metric_detector
 from gradcanary_server.rules.types import Severity
 from gradcanary_server.storage import runs
 from gradcanary_server.storage.schema import incident, layer, metric, run
@@ -90,6 +91,7 @@ def load_details(
         if run_id not in all_layers and (not is_brief or hidden or _needs_all_layers(row, members)):
             all_layers[run_id] = _layers(connection, run_id)
         layers = all_layers.get(run_id) or _layers(connection, run_id, members)
+        layers = layers | _series(row) if row["rule"] == metric_detector.RULE else layers
         details.append(_detail(connection, row, members, layers, hidden))
     return details
 
@@ -148,6 +150,12 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
     if members is not None:
         query = query.where(layer.c.layer_no.in_([number for number in members if number is not None]))
     return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
+
+
+def _series(row: RowMapping) -> dict[int, LayerInfo]:
+    """Return the series of an incident by their numbers: they have names, as layers have."""
+    series = repository.incident_from_row(row).series
+    return {number: LayerInfo(text.series_name(facts), "", None) for number, facts in series.items()}
 
 
 def _configuration(connection: Connection, row: RowMapping) -> Configuration:

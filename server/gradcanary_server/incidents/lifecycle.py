@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gradcanary.wire import Crash
 from gradcanary_server.rules.layer_config import block_of
-from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, ScaleFall, Severity, Transition
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, ScaleFall, SeriesFacts, Severity, Transition
 
 State = Literal["open", "resolved", "ended"]
 """Resolved is a recovery. Ended: the run ended, or was deleted, without one."""
@@ -34,7 +34,7 @@ PROCESS_RULES = (*ABSENCE_RULES, "crash")
 _LOST_PEER = re.compile(r"nccl|gloo|closed by peer|connection (?:reset|refused)|broken pipe|DistBackend", re.IGNORECASE)
 """Exceptions of a rank that waited for one that was gone."""
 
-_MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
+_MORE_IS_WORSE = ("metric", "explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
 """Rules whose worst layer has the largest value; of the others it has the smallest."""
 
 RULE_CHANGE_S = 3_600.0
@@ -64,7 +64,8 @@ class Member:
 class Incident:
     """An incident without its members; ``run_id`` and ``id`` are None before it is stored.
 
-    ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired. ``lr_jumps`` are learning-rate
+    ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired; of the rule metric these are
+    ``series`` of metrics, by their numbers. ``lr_jumps`` are learning-rate
     jumps shortly before, ``scale_fall`` the fall of a GradScaler's scale until then; ``crash`` is the exception of the
     rule crash; ``beside`` is the id of the collapse of neighbours that was open as an explosion began.
     """
@@ -89,6 +90,7 @@ class Incident:
     scale_fall: ScaleFall | None = None
     crash: Crash | None = None
     beside: int | None = None
+    series: Mapping[int, SeriesFacts] = field(default_factory=dict)
     run_id: int | None = None
     id: int | None = None
 
@@ -148,7 +150,14 @@ class IncidentCase:
             firing=self.incident.firing + (is_layer and not is_firing),
             ever_firing=self.incident.ever_firing + (is_layer and before is None),
             crash=change.crash or self.incident.crash,
+            **self._with_series(change),
         )
+
+    def _with_series(self, change: Transition) -> dict[str, Any]:
+        """Return the columns that change with a series that fires: its facts, and the number of series of the run."""
+        if change.series is None or change.layer is None:
+            return {}
+        return {"series": {**self.incident.series, change.layer: change.series}, "layers": change.series.total}
 
     def add_crash(self, change: Transition) -> None:
         """Take over the crash of another rank of the launch if the one before was a consequence of it."""
@@ -269,6 +278,9 @@ def worst_members(members: Mapping[int | None, Member], rule: str) -> list[tuple
     def badness(entry: tuple[int, Member]) -> tuple[bool, int, float]:
         member = entry[1]
         value = 0.0 if member.value is None else member.value
+        if rule == "metric":  # the one that is furthest from its level; what is not finite is no number at all
+            level = member.baseline or 0.0
+            value = math.inf if member.value is None else abs(value - level) / (abs(level) or 1.0)
         return member.until_step is not None, -RANKS[member.severity], -value if rule in _MORE_IS_WORSE else value
 
     return sorted(((number, member) for number, member in members.items() if number is not None), key=badness)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 
@@ -20,6 +21,7 @@ from gradcanary_server.incidents.lifecycle import Member, worst_members
 from gradcanary_server.incidents.picture import Curve, Panel, Picture
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.transitions import STATS
+from gradcanary_server.rules.types import SeriesFacts
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import incident, metric
 from gradcanary_server.tsdb.query import StepRange, query, query_metrics
@@ -115,7 +117,7 @@ class _Samples:
             since=about.since_step,
             panels=panels,
             legend=self._legend(),
-            reference="level of similar parameters" if is_against_siblings else "baseline",
+            reference="level of similar parameters" if is_against_siblings else "bound" if about.series else "baseline",
             corner=f"gradcanary #{self.detail.id}",
         )
 
@@ -126,6 +128,8 @@ class _Samples:
     @cached_property
     def _names(self) -> list[str]:
         """The short names of these members."""
+        if self.detail.incident.series:
+            return _short_names([self.detail.incident.series[number] for number, _ in self._members])
         names = repository.layer_names(self.connection, self._run_id)
         prefix, suffix = shared_ends(names.values())
         found = (names.get(layer, f"parameter {layer}") for layer, _ in self._members)
@@ -153,6 +157,8 @@ class _Samples:
 
     def _legend(self) -> str:
         ever, shown = self.detail.incident.ever_firing, len(self._members)
+        if self.detail.incident.series:
+            return f"{shown} worst of {ever:,} series" if ever > shown else f"{ever:,} series"
         if ever > shown > 0:
             return f"{shown} worst of {ever:,} parameters"
         return count(ever, "parameter") if shown else ""
@@ -163,14 +169,29 @@ class _Samples:
         names = select(metric.c.name).distinct().where(metric.c.run_id == self._run_id, metric.c.tags == "{}")
         logged = sorted(self.connection.scalars(names))
         rates = [name for name in logged if _RATE.fullmatch(name)][: len(picture.METRICS)]
-        is_of_layers = bool(self._members)
-        top = self._layers(span) if is_of_layers else self._metrics("norm of all gradients", [_NORM], span, share=2.6)
+        if self.detail.incident.series:
+            top = self._series(span)
+        elif self._members:
+            top = self._layers(span)
+        else:
+            top = self._metrics("norm of all gradients", [_NORM], span, share=2.6)
         panels = [
             top,
             self._metrics("loss", [_LOSS], span),
             self._metrics("learning rate" if len(rates) < 2 else "learning rates", rates, span, share=0.7),
         ]
         return [panel for panel in panels if panel.curves]
+
+    def _series(self, span: StepRange) -> Panel:
+        """Return the worst series of metrics, each with the bound that it crossed."""
+        facts = [self.detail.incident.series[number] for number, _ in self._members]
+        panel = self._curves_of([(each.name, each.tags) for each in facts], self._names, span)
+        curves = [
+            replace(curve, reference=each.bound, note=self._note(member))
+            for curve, each, (_, member) in zip(panel, facts, self._members, strict=True)
+        ]
+        title = ", ".join(dict.fromkeys(each.name for each in facts))
+        return Panel(title, [curve for curve in curves if len(curve.steps)], share=2.6)
 
     def _layers(self, span: StepRange) -> Panel:
         """Return the stat that the rule judges, absmax where it has too few values: some stats are rarely measured."""
@@ -214,17 +235,28 @@ class _Samples:
         return number(member.value) if reference is None else f"{number(reference)} -> {number(member.value)}"
 
     def _metrics(self, title: str, names: Sequence[str], span: StepRange, share: float = 1.0) -> Panel:
-        keys = [(name, "{}") for name in names]
+        curves = self._curves_of([(name, "{}") for name in names], names, span)
+        return Panel(title, [curve for curve in curves if len(curve.steps)], share=share)
+
+    def _curves_of(self, keys: Sequence[tuple[str, str]], names: Sequence[str], span: StepRange) -> list[Curve]:
+        """Return series of metrics by name and tags, under these names."""
         found = query_metrics(self.measurements, self.connection, self._run_id, keys, span)
-        curves = [
+        return [
             _curve(name, found.buckets.steps(), found.envelope[MEAN][:, row], found.envelope[NONFINITE][:, row] > 0)
             for row, name in enumerate(names)
         ]
-        return Panel(title, [curve for curve in curves if len(curve.steps)], share=share)
 
     @property
     def _run_id(self) -> int:
         return self.detail.incident.run_id or 0
+
+
+def _short_names(series: Sequence[SeriesFacts]) -> list[str]:
+    """Return the values of the tags, which differ, before the names of them; with the metrics, if there are several."""
+    is_one = len({facts.name for facts in series}) == 1
+    values = [", ".join(json.loads(facts.tags).values()) for facts in series]
+    named = zip(series, values, strict=True)
+    return [tags if is_one and tags else f"{facts.name} {tags}".strip() for facts, tags in named]
 
 
 def _sample_count(panels: Sequence[Panel]) -> int:

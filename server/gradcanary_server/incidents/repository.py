@@ -13,13 +13,13 @@ from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, IncidentCase, Member
-from gradcanary_server.rules.types import Jump, ScaleFall
+from gradcanary_server.rules.types import Jump, ScaleFall, SeriesFacts
 from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, layer, next_number
 
 WHOLE_RUN_NO = -1
 """The layer_no of a member that is the whole run."""
 
-_OF_JSON = ("lr_jumps", "scale_fall", "crash")
+_OF_JSON = ("lr_jumps", "scale_fall", "crash", "series")
 _COLUMNS = [field.name for field in fields(Incident) if field.name not in ("run_id", "id", *_OF_JSON)]
 _MEMBER = [field.name for field in fields(Member)]
 
@@ -64,6 +64,7 @@ def incident_from_row(row: RowMapping) -> Incident:
         lr_jumps=lr_jumps,
         scale_fall=None if fall is None else ScaleFall(*json.loads(fall)),
         crash=_crash(row["crash"]),
+        series={int(number): SeriesFacts(*facts) for number, facts in json.loads(row["series"]).items()},
         **columns,
     )
 
@@ -75,6 +76,7 @@ def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> No
         "lr_jumps": json.dumps([astuple(jump) for jump in case.incident.lr_jumps]),
         "scale_fall": None if case.incident.scale_fall is None else json.dumps(astuple(case.incident.scale_fall)),
         "crash": None if case.incident.crash is None else json.dumps(asdict(case.incident.crash)),
+        "series": json.dumps({number: astuple(facts) for number, facts in case.incident.series.items()}),
         "headline": text.headline(case.incident, case.members),
         "notifications_done": False,
     }

@@ -40,6 +40,7 @@ from gradcanary_server.incidents.lifecycle import (
 )
 from gradcanary_server.rules import resets
 from gradcanary_server.rules.config import Pace
+from gradcanary_server.rules.detectors import metric
 from gradcanary_server.rules.types import Transition
 from gradcanary_server.storage import rule_states
 from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, launch, run
@@ -68,6 +69,7 @@ _INHERITED = (
     .where(
         incident.c.run_id == bindparam("run_id"),
         incident.c.state == "ended",
+        incident.c.rule != metric.RULE,  # its series report it again: they are measured too seldom to judge by steps
         incident.c.launch_no != launch.c.launch_no,
         launch.c.first_step <= bindparam("reached", type_=BigInteger) - RESUME_STEPS,
     )
@@ -91,9 +93,9 @@ class WorstIncident:
 class RunHeadline:
     """A run's incidents in one line.
 
-    ``firing`` counts layers by rule, 0 for a rule of the whole run and for information. Layers that fired when the run
-    ended still count; ``severity_at_end`` is their worst severity, None while an incident is open. ``unacked`` are the
-    critical incidents without an acknowledgement, the worst first.
+    ``firing`` counts layers by rule, 0 for a rule of the whole run or of metrics, and for information. Layers that
+    fired when the run ended still count; ``severity_at_end`` is their worst severity, None while an incident is open.
+    ``unacked`` are the critical incidents without an acknowledgement, the worst first.
     """
 
     open_incidents: list[int] = field(default_factory=list)
@@ -332,10 +334,14 @@ def _headline(rows: list[RowMapping]) -> RunHeadline:
             worst["incident_id"], worst["rule"], worst["severity"], worst["firing"], worst["layers"], _is_acked(worst)
         ),
         unacked=[row["incident_id"] for row in in_order if row["severity"] == "critical" and not _is_acked(row)],
-        firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in opened or rows},
+        firing={row["rule"]: 0 if _is_of_no_layer(row) else row["firing"] for row in opened or rows},
         headline=worst["headline"] if process is worst else f"{worst['headline']}; {process['headline']}",
         severity_at_end=None if opened else worst["severity"],
     )
+
+
+def _is_of_no_layer(row: RowMapping) -> bool:
+    return bool(row["severity"] == "information" or row["rule"] == metric.RULE)
 
 
 def _is_acked(row: RowMapping) -> bool:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from gradcanary.wording import count
+from gradcanary.wording import agree, count
 from gradcanary_server.clock import UnixTime
 from gradcanary_server.errors import RequestError, invalid
-from gradcanary_server.incidents import repository
+from gradcanary_server.incidents import repository, text
 from gradcanary_server.incidents.lifecycle import RANKS, Incident, Member
 from gradcanary_server.matchers import Glob, Matcher
 from gradcanary_server.rules.config import Rule
@@ -57,7 +57,9 @@ def silenced_note(members: Members, hidden: Collection[int | None]) -> str:
     layers = sum(number is not None and members[number].until_step is None for number in hidden if number in members)
     if not layers:
         return ""
-    return f" {count(layers, 'more parameter', ('is', 'are'))} silenced."
+    are_series = any(number is not None and number < repository.WHOLE_RUN_NO for number in members)
+    hidden_words = f"{layers:,} more series" if are_series else count(layers, "more parameter")
+    return f" {hidden_words} {agree(layers, ('is', 'are'))} silenced."
 
 
 MAX_SILENCES = 200
@@ -176,7 +178,7 @@ def silenced_members_by_incident(
         if matching:
             members = repository.load_members(connection, row["run_id"], row["incident_id"])
             is_by_name = any(silence.match is not None for silence in matching)
-            layer_names = _member_names(connection, row["run_id"], row["incident_id"]) if is_by_name else {}
+            layer_names = _member_names(connection, row) if is_by_name else {}
             named = [(number, None if number is None else layer_names.get(number)) for number in members]
             silenced[row["incident_id"]] = SilencedMembers(members, covered_members(matching, named))
     return silenced
@@ -187,7 +189,11 @@ def _is_over(row: RowMapping, moment: float) -> bool:
     return row["state"] != "open" and row["resolved"] is not None and row["resolved"] < moment
 
 
-def _member_names(connection: Connection, run_id: int, incident_id: int) -> dict[int, str]:
+def _member_names(connection: Connection, row: RowMapping) -> dict[int, str]:
+    run_id, incident_id = row["run_id"], row["incident_id"]
+    series = repository.incident_from_row(row).series
+    if series:
+        return {number: text.series_name(facts) for number, facts in series.items()}
     is_member = is_of_incident(incident_layer, run_id, incident_id)
     members = select(incident_layer.c.layer_no).where(is_member)
     query = select(layer.c.layer_no, layer.c.name).where(layer.c.run_id == run_id, layer.c.layer_no.in_(members))

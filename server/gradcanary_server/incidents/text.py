@@ -9,6 +9,7 @@ with its revision; an earlier reader composes it, too.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
@@ -23,7 +24,9 @@ from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
 from gradcanary_server.incidents.setting_causes import scale_words
+from gradcanary_server.rules.detectors.metric import RISES
 from gradcanary_server.rules.signals import RULES
+from gradcanary_server.rules.types import SeriesFacts
 from gradcanary_server.storage.schema import incident, is_of_incident
 
 SHOWN = 3
@@ -38,6 +41,7 @@ MAX_WORDS = 80
 
 EVIDENCE = (
     *dict.fromkeys(signal.evidence for signals in RULES.values() for signal in reversed(signals) if signal.evidence),
+    *("under_bound", "over_bound", "fell", "rose", "not_finite"),
     None,
 )
 """The order of several kinds of evidence in a sentence; a headline has the first one only."""
@@ -188,6 +192,15 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("scale_drop", "all_zeros"): Words(_TOGETHER, f"{_FELL}; the loss did not fall enough to explain that"),
     ("loss_scale", None): Words("{scale_fell}", "{scale_fell}{scale_when}"),
+    ("metric", "under_bound"): Words(
+        "{count} {are} under {bound} {since}", "{layers} {beyond}, under {bound}, {since}{mean}"
+    ),
+    ("metric", "over_bound"): Words(
+        "{count} {are} over {bound} {since}", "{layers} {beyond}, over {bound}, {since}{mean}"
+    ),
+    ("metric", "fell"): Words("{count} fell{by} {since}", "{layers} fell{from_to}{by_share} {since}{mean}"),
+    ("metric", "rose"): Words("{count} rose{by} {since}", "{layers} rose{up_from_to}{by_share} {since}{mean}"),
+    ("metric", "not_finite"): Words("{count} {are} NaN or infinite {since}", "{layers} {are} NaN or infinite {since}"),
     ("silent", None): Words("nothing heard since step {step}", f"{_NOT_HEARD}its last step was {{step}}"),
     ("silent", "no_step"): Words("nothing heard since its start", f"{_NOT_HEARD}it had made no step"),
     ("stalled", None): Words("no new step since step {step}", _NO_STEP),
@@ -250,7 +263,9 @@ def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
     kind, layers = next(iter(by_kind.items()), (None, []))
     known = [members[None]] if kind == "both" else [members[layer] for layer in layers]
     fields = _fields(incident, known or members.values())
-    if layers:
+    if layers and incident.series:
+        fields |= _series_fields(incident, members, layers)
+    elif layers:
         fields |= {**_agreement(len(layers)), "count": _count(len(layers), incident.layers)}
     others = sum(map(len, by_kind.values())) - len(layers)
     more = f"; {others:,} more by other evidence" if others else ""
@@ -272,7 +287,9 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
         if kind == "both":
             known.append(members[None])
         fields = _fields(incident, known or members.values())
-        if layers:
+        if incident.series:
+            fields |= _series_fields(incident, members, layers)
+        elif layers:
             fields |= _agreement(len(layers))
             fields["layers"] = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
             if len(layers) != incident.layers:
@@ -280,7 +297,60 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
                 fields["layers"] += f" ({describe_layers(named, others)})"
         clauses.append(_template(incident.rule, kind).sentence.format_map(fields))
     text = "; ".join(clauses) or f"{incident.rule} fired"
-    return f"{text[0].upper()}{text[1:]}.{_ending(incident)}"
+    begin = text[0] if incident.series else text[0].upper()  # the name of a metric is as it is
+    return f"{begin}{text[1:]}.{_ending(incident)}"
+
+
+def series_name(facts: SeriesFacts) -> str:
+    """Return the name of a series: ``clip_score{category=bottles, provider=sdxl}``."""
+    tags = ", ".join(f"{tag}={value}" for tag, value in json.loads(facts.tags).items())
+    return f"{facts.name}{{{tags}}}" if tags else facts.name
+
+
+def _series_fields(incident: Incident, members: Mapping[int | None, Member], numbers: Sequence[int]) -> dict[str, str]:
+    """Return the fields of some series of metrics that went beyond their bounds in the same way."""
+    facts, known = [incident.series[key] for key in numbers], [members[key] for key in numbers]
+    bounds, values = {number(each.bound) for each in facts}, [each.value for each in known if each.value is not None]
+    moved = _values(known)["up_from_to" if known[0].evidence in RISES else "from_to"]
+    verb, now = "rose" if known[0].evidence in RISES else "fell", _median(values) if values else "not finite"
+    pairs = [(each.value, each.baseline) for each in known if each.value is not None and each.baseline]
+    shares = [abs(value - level) / abs(level) for value, level in pairs]
+    share = percent(median(shares)) + ("" if len(set(shares)) == 1 else ", median") if shares else ""
+    return {
+        **_agreement(len(facts)),
+        "count": _of_tags(facts[0]) if len(facts) == 1 else f"{len(facts):,} of {incident.layers:,} series",
+        "layers": _named_series(facts, incident.layers),
+        "bound": f"the bound of {bounds.pop()}" if len(bounds) == 1 else "their bounds",
+        "by": f" by {share}" if share else "",
+        "by_share": f" ({share})" if share else "",
+        "beyond": f"{verb}{moved}" if moved.startswith(" from") else f"{agree(len(facts), ('is', 'are'))} {now}",
+        "mean": _mean_words(facts, incident.series[max(numbers, key=lambda key: members[key].since_step)]),
+    }
+
+
+def _named_series(facts: Sequence[SeriesFacts], total: int) -> str:
+    """Return series with their tags, at most three of several: ``2 of 12 series (clip_score of a=b; ...)``."""
+    if len(facts) == 1:
+        return _of_tags(facts[0])
+    named = [*map(_of_tags, facts[:SHOWN]), *([f"{len(facts) - SHOWN:,} more"] if len(facts) > SHOWN else [])]
+    return f"{len(facts):,} of {total:,} series ({'; '.join(named)})"
+
+
+def _of_tags(facts: SeriesFacts) -> str:
+    """Return a series in words: ``clip_score of category=bottles, provider=sdxl``."""
+    tags = ", ".join(f"{tag}={value}" for tag, value in json.loads(facts.tags).items())
+    words = f"{facts.name} of {tags}" if tags else facts.name
+    return truncate_middle(words, 2 * MAX_WORDS)
+
+
+def _mean_words(facts: Sequence[SeriesFacts], last: SeriesFacts) -> str:
+    """Return the mean over all series that are alike when the last of these fired, beside that of their levels."""
+    if len({each.name for each in facts}) > 1 or last.alike < 2 or last.mean is None or not last.mean_level:
+        return ""
+    share = percent(abs(last.mean - last.mean_level) / abs(last.mean_level))
+    name = truncate_middle(last.name, MAX_WORDS)
+    means = f"{number(last.mean_level)} to {number(last.mean)} ({share})"
+    return f"; the mean of all {last.alike:,} series of {name} went from a level of {means}"
 
 
 def describe_layers(names: Sequence[str], others: Sequence[str]) -> str:

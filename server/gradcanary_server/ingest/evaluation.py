@@ -164,6 +164,8 @@ def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple
     launch = launches[index]
     if launch.first_step is None:
         raise RequestError(409, "unknown_layer_set", "No hello told the first step of this launch.", "first_step")
+    configurations = runs.read_configurations(connection, row.run_id, row.launch_no)
+    configuration = configurations.get(row.launch_no, runs.NO_CONFIGURATION)
     return Launch(
         number=launch.launch_no,
         first_step=launch.first_step,
@@ -174,7 +176,8 @@ def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple
         newer=frozenset(numbers[index + 1 :]),
         older=frozenset(numbers[:index]),
         facts=runs.parse_facts(run.facts),
-        optimizers=runs.optimizer_kinds(connection, row.run_id, row.launch_no),
+        optimizers=configuration.optimizer_kinds(),
+        metrics=configuration.metrics,
     )
 
 
@@ -196,6 +199,7 @@ def to_samples(columns: Columns, groups: int) -> Samples:
         loss=loss,
         scales=_at_steps(columns, "scaler_scale"),
         skipped_totals=_at_steps(columns, "skipped_total"),
+        metrics=columns.metrics,
     )
 
 

@@ -8,10 +8,12 @@ import re
 from dataclasses import replace
 from itertools import chain
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.rules.config import MetricRule
 from gradcanary_server.validation import (
     LIMITS,
     MAX_DTYPE,
@@ -31,6 +33,7 @@ MAX_CRASH_MESSAGE = 300
 MAX_FRAMES = 10
 MAX_FRAME = 300
 MAX_LISTED = 64
+MAX_METRIC_BOUNDS = 100
 
 STEP_SOURCES = ("given", "framework", "optimizer", "relative")
 END_STATES = ("finished", "crashed", "detached")
@@ -78,6 +81,7 @@ def read_hello(raw: bytes) -> wire.Hello:
     if message.environment is not None:
         _check_environment(message.environment)
     _check_settings(message.settings)
+    _check_metrics(message.metrics)
     return message
 
 
@@ -166,6 +170,19 @@ def _check_settings(settings: tuple[wire.Setting, ...]) -> None:
             check_int(group, f"settings.{number}.groups", 0, LIMITS.max_layers)
         if isinstance(setting.value, str):
             check_text(setting.value, f"settings.{number}.value", MAX_SHORT_TEXT)
+
+
+def _check_metrics(metrics: tuple[wire.MetricBound, ...]) -> None:
+    if len(metrics) > MAX_METRIC_BOUNDS:
+        raise invalid(f"A hello carries at most {MAX_METRIC_BOUNDS} metrics.", "metrics")
+    for number, bound in enumerate(metrics):
+        check_text(bound.name, f"metrics.{number}.name", MAX_CLASS, shortest=1)
+        try:
+            MetricRule.of_bound(bound)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = first.get("ctx", {}).get("key") or first["loc"][0]
+            raise invalid(f"A bound of a metric is not valid: {first['msg']}.", f"metrics.{number}.{field}") from error
 
 
 def read_heartbeat(raw: bytes) -> wire.Heartbeat:

@@ -42,7 +42,7 @@ def register_session(
     stored = connection.execute(select(session).where(where)).one_or_none()
     began = runs.started_at(hello, sent, now)
     launch_no = runs.join_launch(connection, run_id, hello, began, now) if stored is None else int(stored.launch_no)
-    if hello.rank == 0 and (hello.environment is not None or hello.settings):
+    if hello.rank == 0 and (hello.environment is not None or hello.settings or hello.metrics):
         runs.store_configuration(connection, run_id, launch_no, hello)
     newer = runs.newer_launches(connection, run_id, launch_no)
     begins = stored is None and hello.rank == 0 and not newer

@@ -28,7 +28,10 @@ Type = Annotated[str, Field(pattern=rf"^gradient\.({'|'.join(NAMES)})\.({'|'.joi
 
 
 class Counts(TypedDict):
-    """Numbers of layers: firing now, ever fired in this incident, in the run; 0 if it is about the whole run."""
+    """Numbers of layers, of the rule ``metric`` of series: firing now, ever fired in this incident, in the run.
+
+    0 if it is about the whole run.
+    """
 
     firing: int
     ever: int
@@ -36,7 +39,7 @@ class Counts(TypedDict):
 
 
 class Worst(TypedDict):
-    """One of the worst layers; its value and baseline are absmax or the rule's own measure."""
+    """One of the worst layers, or series of a metric; value and baseline are absmax or the rule's own measure."""
 
     name: str
     since_step: Step

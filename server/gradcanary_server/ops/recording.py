@@ -20,29 +20,31 @@ from gradcanary_server.ingest.messages import END_STATES
 from gradcanary_server.storage import layers, runs
 from gradcanary_server.storage.database import Database, Record
 from gradcanary_server.storage.schema import metric, session
-from gradcanary_server.tsdb.batch import MetricColumn, encode_batch
+from gradcanary_server.tsdb.batch import MAX_METRICS, MetricColumn, encode_batch
 from gradcanary_server.tsdb.log import LoggedBatch
 from gradcanary_server.tsdb.reader import Reader, Segment
 from gradcanary_server.tsdb.samples import MAX_STEP_EXCLUSIVE, STEP_COLUMNS, merge_streams
 from gradcanary_server.tsdb.tiles import ABSENT
 from gradcanary_server.validation import LIMITS
 
-NO_TAGS = "{}"
+_OF_STEPS = re.compile(r"(loss|lr\d+|scaler_scale|skipped_total)\{\}")
+"""Series without tags that come with the samples of their steps, not before them."""
+
 LAUNCH_COLUMNS = ("first_step", "late", "absmax_below", "norm_below")
-_METRICS_OF_RULES = re.compile(r"loss|lr\d+")
 
 
 @dataclass(frozen=True)
 class _Points:
-    """The points of a metric of a launch by step."""
+    """The points of a metric of a launch by step; ``tags`` is canonical JSON."""
 
     name: str
+    tags: str
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
 
     def slice_steps(self, begin: int, end: int) -> MetricColumn:
         rows = slice(*np.searchsorted(self.steps, [begin, end]).tolist())
-        return MetricColumn(self.name, NO_TAGS, self.steps[rows], self.values[rows])
+        return MetricColumn(self.name, self.tags, self.steps[rows], self.values[rows])
 
 
 def recording_lines(database: Database, measurements: Reader, run: Record, state: str) -> Iterator[bytes]:
@@ -93,17 +95,34 @@ def _launch_lines(batches: Iterator[LoggedBatch], points: Sequence[_Points], row
         is_new = piece.numbers.tobytes() != numbers
         numbers, begin, until = piece.numbers.tobytes(), until, int(piece.columns.steps[-1]) + 1
         accumulators = _accumulators(rows, piece.numbers) if is_new else ()
-        metrics = tuple(series.slice_steps(begin, until) for series in points)
+        metrics = _sliced(points, begin, until)
         last = replace(piece, columns=replace(piece.columns, accumulators=accumulators, metrics=metrics))
         yield from _batch_lines(last)
     if last is not None:
         empty = {name: getattr(last.columns, name)[:0] for name in (*STEP_COLUMNS, "state")}
-        metrics = tuple(series.slice_steps(until, MAX_STEP_EXCLUSIVE) for series in points)
+        metrics = _sliced(points, until, MAX_STEP_EXCLUSIVE)
         columns = replace(last.columns, **empty, values={}, phases={}, accumulators=(), metrics=metrics)
         yield from _batch_lines(replace(last, columns=columns))
 
 
+def _sliced(points: Sequence[_Points], begin: int, end: int) -> tuple[MetricColumn, ...]:
+    """Return the points of some steps, without series that have none."""
+    sliced = (series.slice_steps(begin, end) for series in points)
+    return tuple(series for series in sliced if len(series.steps))
+
+
 def _batch_lines(piece: LoggedBatch) -> Iterator[bytes]:
+    """Yield the lines of a batch; series that are too many for one come before it, in batches without samples."""
+    columns = piece.columns
+    empty = {name: getattr(columns, name)[:0] for name in (*STEP_COLUMNS, "state")}
+    for begin in range(MAX_METRICS, len(columns.metrics), MAX_METRICS):
+        some = columns.metrics[begin : begin + MAX_METRICS]
+        part = replace(columns, **empty, values={}, phases={}, accumulators=(), metrics=some)
+        yield from _lines(replace(piece, columns=part))
+    yield from _lines(replace(piece, columns=replace(columns, metrics=columns.metrics[:MAX_METRICS])))
+
+
+def _lines(piece: LoggedBatch) -> Iterator[bytes]:
     yield _line({"launch": piece.launch_no, "layers": piece.numbers.tolist()})
     yield wire.dump(encode_batch(piece.columns)) + b"\n"
 
@@ -120,6 +139,7 @@ def _head(
     rows: Sequence[Record],
     segments: Sequence[Segment],
 ) -> dict[str, object]:
+    configurations = runs.read_configurations(connection, run.run_id)
     raw_starts = [segment.stream.raw_start for segment in segments if segment.first < segment.stream.raw_start]
     return {
         "run": run.name,
@@ -131,9 +151,11 @@ def _head(
             {
                 "number": row.launch_no,
                 **{name: getattr(row, name) for name in LAUNCH_COLUMNS},
-                "optimizers": runs.optimizer_kinds(connection, run.run_id, row.launch_no),
+                "optimizers": of.optimizer_kinds(),
+                "metrics": [vars(bound) for bound in of.metrics],
             }
             for row in launches
+            for of in [configurations.get(row.launch_no, runs.NO_CONFIGURATION)]
         ],
         "layers": [
             {
@@ -159,21 +181,27 @@ def _ended_launches(connection: Connection, run_id: int) -> set[int]:
 
 
 def _metrics(connection: Connection, measurements: Reader, run_id: int, launch_no: int) -> list[_Points]:
-    """Return the points of a launch that rules read; a value that is not finite is NaN."""
-    stored = connection.scalars(select(metric.c.name).where(metric.c.run_id == run_id, metric.c.tags == NO_TAGS))
-    names = sorted(name for name in stored if _METRICS_OF_RULES.fullmatch(name))
-    numbers = {(name, NO_TAGS): number for number, name in enumerate(names)}
+    """Return the points of a launch, which bounds may be about; a value that is not finite is NaN."""
+    stored = connection.execute(select(metric.c.name, metric.c.tags).where(metric.c.run_id == run_id))
+    names = sorted(
+        ((row.name, row.tags) for row in stored),
+        key=lambda series: (not _OF_STEPS.fullmatch("".join(series)), series),
+    )
+    numbers = {name: number for number, name in enumerate(names)}
     parts = []
     for segment in measurements.metric_segments(connection, run_id, None, None, overlapping=True):
         if segment.stream.launch_no == launch_no:
             raw = replace(segment, begin=max(segment.begin, segment.stream.raw_start))
             parts.append(measurements.read_metrics(connection, run_id, raw, numbers, 0))
-    return [
-        _Points(name, part.start[rows], np.where(part.nonfinite[rows] > 0, np.nan, part.mean[rows]))
-        for part in parts
-        for number, name in enumerate(names)
-        if (rows := part.series == number).any()
-    ]
+    points = []
+    for part in parts:
+        order = np.argsort(part.series, kind="stable")
+        bounds = np.searchsorted(part.series[order], np.arange(len(names) + 1)).tolist()
+        values = np.where(part.nonfinite > 0, np.nan, part.mean)
+        for name, (begin, end) in zip(names, pairwise(bounds), strict=True):
+            rows = order[begin:end]
+            points += [_Points(name[0], name[1], part.start[rows], values[rows])] if len(rows) else []
+    return points
 
 
 def _accumulators(rows: Sequence[Record], numbers: NDArray[np.int32]) -> tuple[wire.Accumulator, ...]:

@@ -76,7 +76,7 @@ def _recorded_chunks(
     head: dict[str, Any], layers: dict[int, LayerFacts], lines: Iterator[bytes]
 ) -> Iterator[ReplayChunk]:
     facts = runs.parse_facts(json.dumps(head["facts"]))
-    rows = {row["number"]: {**row, "optimizers": tuple(row["optimizers"])} for row in head["launches"]}
+    rows = {row["number"]: _launch_row(row) for row in head["launches"]}
     launches: dict[bytes, Launch] = {}
     for line in lines:
         if line not in launches:
@@ -89,6 +89,11 @@ def _recorded_chunks(
         columns = batch.decode_batch(message)
         groups = 1 + max((layer.group for layer in launch.layers if layer.group is not None), default=-1)
         yield ReplayChunk(launch, evaluation.to_samples(columns, groups), columns.times)
+
+
+def _launch_row(row: dict[str, Any]) -> dict[str, Any]:
+    metrics = tuple(wire.MetricBound(**bound) for bound in row["metrics"])
+    return {**row, "optimizers": tuple(row["optimizers"]), "metrics": metrics}
 
 
 def source_of_csv(name: str, lines: Iterable[str]) -> ReplaySource:

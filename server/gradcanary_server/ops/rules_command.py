@@ -10,6 +10,7 @@ import httpx
 from gradcanary.wording import count
 from gradcanary_server.clock import timestamp
 from gradcanary_server.errors import TraceError
+from gradcanary_server.incidents.text import series_name
 from gradcanary_server.notify.payload import layer_prefixes
 from gradcanary_server.ops import replay_source
 from gradcanary_server.ops.replay_source import ReplaySource
@@ -122,6 +123,11 @@ def _incident_lines(simulated: SimulatedIncident, source: ReplaySource) -> Itera
 
 
 def _layers(simulated: SimulatedIncident, source: ReplaySource) -> str:
+    series = simulated.case.incident.series
+    if series:
+        named = [series_name(facts) for facts in series.values()]
+        more = f" and {len(named) - MAX_PATTERNS} more" if len(named) > MAX_PATTERNS else ""
+        return f"{len(named)} of {simulated.case.incident.layers} series: {', '.join(named[:MAX_PATTERNS])}{more}"
     names = [source.layers[number] for number in simulated.case.members if number is not None]
     if not names:
         return "the whole run"

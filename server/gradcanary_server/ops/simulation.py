@@ -29,6 +29,7 @@ from gradcanary_server.notify.planner import (
 )
 from gradcanary_server.ops.replay_source import ReplayChunk, ReplaySource
 from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.detectors import metric
 from gradcanary_server.rules.evaluator import evaluate
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import Severity, Transition
@@ -144,7 +145,7 @@ class Simulation:
         """Reopen the incidents that an earlier launch ended on, after enough steps of this one."""
         if steps < RESUME_STEPS:
             return
-        for rule in {simulated.case.incident.rule for simulated in self.incidents}:
+        for rule in {simulated.case.incident.rule for simulated in self.incidents} - {metric.RULE}:
             simulated = self._latest(rule)
             if simulated is None or simulated.case.incident.state != "ended":
                 continue

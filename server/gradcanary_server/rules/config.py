@@ -8,6 +8,7 @@ applies to it, with ``rules`` for omitted keys. A rule without ``notify`` opens 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
@@ -15,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_vali
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from gradcanary.wire import MAX_METRIC_OBSERVATIONS, MetricBound
 from gradcanary_server.rules.activity import BLOCK
 
 EVIDENCE = ("fall", "siblings")
@@ -33,6 +35,7 @@ Count = Annotated[int, Field(strict=True, gt=0)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Decades = Annotated[float, Field(strict=True, gt=0, le=MAX_DECADES)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -286,6 +289,11 @@ class Crash(Section):
 
 
 @dataclass(frozen=True, config=STRICT)
+class Metric(Section):
+    """Series of metrics that are logged; their bounds are in ``metrics``, or declared by the agent."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class Grace:
     """Steps of a launch in which falls are not looked for: ``steps``, and while lr rises at most ``max_steps``."""
 
@@ -356,6 +364,47 @@ class LayerRule:
 
 
 @dataclass(frozen=True, config=STRICT)
+class MetricRule:
+    """Bounds of metrics whose names match, for each set of tags by itself; a tag that is given must be there and match.
+
+    A series that no entry matches has no bounds: no number is right for a metric that is not known.
+    """
+
+    match: Expression
+    tags: dict[str, Expression] = field(default_factory=dict, hash=False)
+    below: Finite | None = None
+    above: Finite | None = None
+    falls_by: Share | None = None
+    """Share of the level of the series, the largest median of five values in a row; ``rises_by`` of the smallest."""
+    rises_by: Positive | None = None
+    observations: Annotated[Count, Field(le=MAX_METRIC_OBSERVATIONS)] = 3
+    """Of the series, not steps: evaluations are rare, and one that is noisy is no fault. A good one takes half of a bad
+    one back; as many good ones end it."""
+    severity: Literal["warning", "critical"] = "warning"
+    enabled: Flag = True
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.enabled and all(bound is None for bound in (self.below, self.above, self.falls_by, self.rises_by)):
+            raise _beyond("match", "an expression beside one of below, above, falls_by, rises_by")
+        if self.below is not None and self.above is not None and self.above <= self.below:
+            raise _beyond("above", f"over below, {self.below:g}")
+        return self
+
+    @classmethod
+    def of_bound(cls, bound: MetricBound) -> Self:
+        """Return the entry of what an agent declares: all series of one metric."""
+        chosen = {name: value for name, value in vars(bound).items() if name != "name" and value is not None}
+        return cls(match=rf"\A{re.escape(bound.name)}\Z", **chosen)
+
+    def is_about(self, name: str, tags: Mapping[str, str]) -> bool:
+        """Return True if this entry matches a series."""
+        return re.search(self.match, name) is not None and all(
+            tag in tags and re.search(expression, tags[tag]) for tag, expression in self.tags.items()
+        )
+
+
+@dataclass(frozen=True, config=STRICT)
 class Rules:
     """All numbers that decide; immutable, so that equal rules give equal results."""
 
@@ -380,8 +429,10 @@ class Rules:
     silent: Silent = field(default_factory=Silent)
     stalled: Stalled = field(default_factory=Stalled)
     crash: Crash = field(default_factory=Crash)
+    metric: Metric = field(default_factory=Metric)
     grace: Grace = field(default_factory=Grace)
     layers: tuple[LayerRule, ...] = ()
+    metrics: tuple[MetricRule, ...] = ()
     pace: Pace = field(default_factory=Pace)
 
     @property

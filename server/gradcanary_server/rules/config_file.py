@@ -12,7 +12,17 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gradcanary_server.errors import RulesError
-from gradcanary_server.rules.config import NAMES, RUN_WIDE_KEYS, Collapse, Grace, LayerRule, Pace, Rules, Section
+from gradcanary_server.rules.config import (
+    NAMES,
+    RUN_WIDE_KEYS,
+    Collapse,
+    Grace,
+    LayerRule,
+    MetricRule,
+    Pace,
+    Rules,
+    Section,
+)
 
 VERSION = 1
 
@@ -89,7 +99,7 @@ class _File:
         self._name = name
 
     def rules(self, content: object) -> Rules:
-        top = self._keys(content, 1, ("version", "rules", "grace", "layers", "pace"), "the file")
+        top = self._keys(content, 1, ("version", "rules", "grace", "layers", "metrics", "pace"), "the file")
         if type(top.get("version")) is not int or top["version"] != VERSION:
             raise self._error(top.line_of("version"), "version", top.get("version"), str(VERSION))
         sections = self._keys(top.get("rules"), top.line_of("rules"), NAMES, "rules")
@@ -98,10 +108,25 @@ class _File:
             grace=self._section(Grace(), top, "grace"),
             pace=self._section(Pace(), top, "pace"),
         )
-        entries = top.get("layers", [])
+        return replace(
+            rules,
+            layers=tuple(self._layer(entry, top.line_of("layers"), rules) for entry in self._entries(top, "layers")),
+            metrics=tuple(self._metric(entry, top.line_of("metrics")) for entry in self._entries(top, "metrics")),
+        )
+
+    def _entries(self, top: _Mapping, name: str) -> list[object]:
+        entries = top.get(name, [])
         if not isinstance(entries, list):
-            raise self._error(top.line_of("layers"), "layers", entries, "a list of entries with 'match'")
-        return replace(rules, layers=tuple(self._layer(entry, top.line_of("layers"), rules) for entry in entries))
+            raise self._error(top.line_of(name), name, entries, "a list of entries with 'match'")
+        return entries
+
+    def _metric(self, content: object, line: int) -> MetricRule:
+        keys = tuple(field.name for field in fields(MetricRule))
+        entry = self._keys(content, line, keys, "an entry of metrics")
+        try:
+            return MetricRule(**{"match": None, **entry})
+        except ValidationError as error:
+            raise self._mistake(error, MetricRule, entry, {"match": None, **entry}) from error
 
     def _layer(self, content: object, line: int, rules: Rules) -> LayerRule:
         run_wide = tuple(name for name in NAMES if name not in RUN_WIDE_KEYS)
@@ -151,6 +176,10 @@ class _File:
         first = error.errors()[0]
         context = first.get("ctx", {})
         key = context.get("key") or str(first["loc"][0])
+        inner = values[key]
+        if isinstance(inner, _Mapping) and len(first["loc"]) > 1:  # a tag
+            tag = str(first["loc"][1])
+            return self._error(inner.line_of(tag), f"{key}.{tag}", inner.get(tag), context.get("allowed", "a text"))
         allowed = context.get("allowed") or _allowed(TypeAdapter(model).json_schema()["properties"][key])
         return self._error(given.line_of(key), key, values[key], allowed)
 
@@ -160,8 +189,12 @@ class _File:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Return the values that a JSON schema of a flag or a number allows, in words."""
+    """Return the values that a JSON schema of a flag, a word or a number allows, in words."""
     number = schema["anyOf"][0] if "anyOf" in schema else schema
+    if "enum" in number:
+        return " or ".join(number["enum"])
+    if number["type"] == "object":
+        return "a mapping of tags to regular expressions"
     if number["type"] == "boolean":
         return "true or false"
     words = "a whole number" if number["type"] == "integer" else "a number"

@@ -14,6 +14,7 @@ import numpy as np
 
 from gradcanary_server.rules import baselines, resets, signals, transitions, warmup
 from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.detectors import metric
 from gradcanary_server.rules.detectors.collapse import CollapseDetector
 from gradcanary_server.rules.detectors.explosion import ExplosionDetector
 from gradcanary_server.rules.detectors.in_vain import InVainDetector
@@ -98,6 +99,8 @@ class Evaluator:
                 self.skip(span)
             row, next_loss = end, next_loss + len(step_losses)
         yield from self._evaluate_losses(losses.between(next_loss, len(losses)))
+        context = self.context
+        yield from metric.evaluate_metrics(self.state.metrics, context.launch, context.samples.metrics, context.rules)
 
     def find_span(self, row: int) -> Span | None:
         """Return the steps from a row on that every detector may skip, None if there are none."""

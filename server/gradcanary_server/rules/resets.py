@@ -13,6 +13,7 @@ import numpy as np
 
 from gradcanary_server.rules import signals
 from gradcanary_server.rules.config import Rules, Section
+from gradcanary_server.rules.detectors import metric
 from gradcanary_server.rules.layer_config import LayerRules
 from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES
 from gradcanary_server.rules.state import Progress, RuleState
@@ -31,7 +32,8 @@ def reset_changed_rules(
     ``names`` has the name of each layer by its number.
     """
     changed = [rule for rule in {**RULES, **RUN_RULES} if _numbers(before, rule) != _numbers(after, rule)]
-    if not changed:
+    has_other_bounds = (before.metric.enabled, before.metrics) != (after.metric.enabled, after.metrics)
+    if not changed and not (has_other_bounds and state.metrics):
         return state, ()
     reset = state.copy()
     names = {layer: name for layer, name in names.items() if layer < len(state.present)}
@@ -42,7 +44,10 @@ def reset_changed_rules(
             reset.scores.reset_signal(signal.row)
     _reset_run(reset, changed)
     step = max(state.progress.last_step, 0)
-    return reset, tuple(resolutions(find_firing(state), find_firing(reset), step, "rule_changed"))
+    resolved = [*resolutions(find_firing(state), find_firing(reset), step, "rule_changed")]
+    if has_other_bounds:
+        resolved += metric.reset_counts(reset.metrics, step)
+    return reset, tuple(resolved)
 
 
 def _numbers(rules: Rules, rule: str) -> list[tuple[str, Section]]:
@@ -151,6 +156,7 @@ def _start_launch(state: RuleState, launch: Launch) -> None:
     state.scores.reset_pending()
     state.of_run.reset_pending()
     state.losses = np.zeros(0)
+    state.metrics = {key: series.resume() for key, series in state.metrics.items()}
     before = state.progress
     state.progress = Progress(
         launch.number,

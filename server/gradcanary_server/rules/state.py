@@ -15,6 +15,7 @@ from gradcanary_server.errors import StoreError
 from gradcanary_server.rules.activity import Activity
 from gradcanary_server.rules.baselines import Baselines, InitialLevels, Weights
 from gradcanary_server.rules.detectors.loss_scale import NO_SCALER, Scaler
+from gradcanary_server.rules.detectors.metric import SeriesKey, SeriesState
 from gradcanary_server.rules.detectors.no_update import Updates
 from gradcanary_server.rules.detectors.precision import Precision
 from gradcanary_server.rules.signals import INFORMATION, LAYER_SIGNALS, RULES, RUN_SIGNALS, Scores, Signal
@@ -114,6 +115,8 @@ class RuleState:
     """bool[N]: layers with an accepted baseline; they are not compared with their siblings."""
     initial_levels: InitialLevels
     weights: Weights
+    metrics: dict[SeriesKey, SeriesState]
+    """Of the series with bounds, in the order of their numbers."""
 
     @classmethod
     def empty(cls, layers: int = 0, observations: int = 0) -> RuleState:
@@ -135,6 +138,7 @@ class RuleState:
             accepted=np.zeros(layers, np.bool_),
             initial_levels=InitialLevels.none(layers),
             weights=Weights.none(layers),
+            metrics={},
         )
 
     def copy(self) -> RuleState:
@@ -195,6 +199,8 @@ class RuleState:
             "losses": len(self.losses),
             "counting": [int((self.scores.score > 0).sum()), int((self.of_run.score > 0).sum())],
         }
+        if self.metrics:
+            values["metrics"] = [[*key, *astuple(series)] for key, series in self.metrics.items()]
         if self.accepted.any():
             values["accepted"] = np.flatnonzero(self.accepted).tolist()
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
@@ -232,6 +238,8 @@ class RuleState:
             cursor.fill_scores(scores, counting)
         state.losses = cursor.take(np.float64, values["losses"])
         state.accepted[values.get("accepted", [])] = True
+        for name, tags, window, *numbers in values.get("metrics", ()):
+            state.metrics[name, tags] = SeriesState(tuple(window), *numbers)
         state.progress = _progress(values["progress"])
         return state
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradcanary import wire
-from gradcanary.wire import Accumulator, Crash, Fact
+from gradcanary.wire import Accumulator, Crash, Fact, MetricBound
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -57,6 +58,11 @@ Evidence = Literal[
     "own_loss",
     "loss_rose",
     "loss_steady",
+    "under_bound",
+    "over_bound",
+    "fell",
+    "rose",
+    "not_finite",
 ]
 Resolution = Literal["recovered", "layer_gone", "resumed", "rebaselined", "rule_changed"]
 
@@ -79,7 +85,7 @@ class Launch:
 
     ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
     began later and before; ``facts`` are those that the agents of the run have reported until now; ``optimizers`` are
-    the class names by parameter group, as far as they are known.
+    the class names by parameter group, as far as they are known; ``metrics`` are bounds that the agent declared.
     """
 
     number: int
@@ -92,6 +98,21 @@ class Launch:
     older: frozenset[int] = frozenset()
     facts: tuple[Fact, ...] = ()
     optimizers: tuple[str, ...] = ()
+    metrics: tuple[MetricBound, ...] = ()
+
+
+class MetricPoints(Protocol):
+    """Points of a series in their order of arrival: ``tags`` is canonical JSON, ``steps`` int64[m], ``values``
+    float64[m]."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tags(self) -> str: ...
+    @property
+    def steps(self) -> Ints: ...
+    @property
+    def values(self) -> Floats: ...
 
 
 @dataclass(frozen=True)
@@ -103,6 +124,7 @@ class Samples:
     float32[n, groups], NaN = unknown; ``accumulators`` hold from the first step on; ``loss_steps`` int64[m] and
     ``loss`` float64[m] are sparse, and a NaN there is a loss that was NaN. ``scales`` of a GradScaler and
     ``skipped_totals``, the steps that it skipped until then, are float64[n], NaN = unknown, None where there is none.
+    ``metrics`` are all series.
     """
 
     steps: Ints
@@ -119,6 +141,7 @@ class Samples:
     loss: Floats = field(default_factory=lambda: np.empty(0, np.float64))
     scales: Floats | None = None
     skipped_totals: Floats | None = None
+    metrics: Sequence[MetricPoints] = ()
 
 
 @dataclass(frozen=True)
@@ -171,6 +194,25 @@ NOTHING_UNMOVED = Unmoved()
 
 
 @dataclass(frozen=True)
+class SeriesFacts:
+    """A series of a metric that fires: ``tags`` is canonical JSON, ``bound`` the number that its value crossed, None
+    where it is not finite.
+
+    ``total`` counts the series with bounds in the run, ``alike`` those with this name and these tags' names, of which
+    the mean of the levels is ``mean_level`` and that of the last values ``mean``; both are None where a level or a
+    value is unknown.
+    """
+
+    name: str
+    tags: str
+    bound: float | None
+    total: int
+    alike: int
+    mean_level: float | None
+    mean: float | None
+
+
+@dataclass(frozen=True)
 class Transition:
     """A layer (None: the whole run) began to fire for a rule, got a higher severity while firing, or resolved.
 
@@ -178,7 +220,8 @@ class Transition:
     ``baseline`` and ``siblings`` are its evidence, None where the rule has none. Of a layer that seldom has a gradient
     (``sporadic``) value and baseline are sampled steps: those without one, and the most from one gradient to the next.
     ``jumps`` are the jumps of learning rates shortly before, ``scale_fall`` that of a GradScaler's scale until then;
-    ``crash`` is the exception of the rule crash, in the process ``rank``.
+    ``crash`` is the exception of the rule crash, in the process ``rank``. A series of a metric has a number under that
+    of all layers as its ``layer`` (:func:`series_member`), and facts in ``series`` when it fires.
     """
 
     step: int
@@ -196,6 +239,12 @@ class Transition:
     scale_fall: ScaleFall | None = None
     crash: Crash | None = None
     rank: int | None = None
+    series: SeriesFacts | None = None
+
+
+def series_member(number: int) -> int:
+    """Return the number of a series, from 0, among layers: -2, -3, ...; -1 is the whole run in the tables."""
+    return -2 - number
 
 
 def layer_array(dtype: DTypeLike, unseen: float = 0, *, is_table: bool = False) -> Any:  # noqa: ANN401 -- as dataclasses.field

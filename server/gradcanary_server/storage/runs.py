@@ -54,15 +54,28 @@ TOMBSTONE_S = 30 * 86_400.0
 
 
 class Configuration(NamedTuple):
-    """The environment of a launch, as JSON, and its settings in the order of their steps."""
+    """The environment of a launch, as JSON, its settings in the order of their steps, and its bounds of metrics."""
 
     environment: dict[str, Any] | None
     settings: tuple[wire.Setting, ...]
+    metrics: tuple[wire.MetricBound, ...] = ()
 
     @classmethod
     def of(cls, row: Record) -> Configuration:
         settings = (wire.Setting(**{**each, "groups": tuple(each["groups"])}) for each in json.loads(row.settings))
-        return cls(json.loads(row.environment), tuple(settings))
+        metrics = tuple(wire.MetricBound(**each) for each in json.loads(row.metrics))
+        return cls(json.loads(row.environment), tuple(settings), metrics)
+
+    def optimizer_kinds(self) -> tuple[str, ...]:
+        """Return the class names of the optimizers by parameter group, as far as the launch has reported them."""
+        kinds: dict[int, str] = {}
+        for each in self.settings:
+            if each.name == "optimizer":
+                kinds.update(dict.fromkeys(each.groups, str(each.value)))
+        return tuple(kinds.get(group, "") for group in range(max(kinds, default=-1) + 1))
+
+
+NO_CONFIGURATION = Configuration(None, ())
 
 
 @lru_cache(maxsize=256)
@@ -240,10 +253,11 @@ def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started:
 
 
 def store_configuration(connection: Connection, run_id: int, launch_no: int, hello: wire.Hello) -> None:
-    """Store the environment and all settings of a launch, in the place of earlier ones."""
+    """Store the environment, all settings and the bounds of metrics of a launch, in the place of earlier ones."""
     key = {"run_id": run_id, "launch_no": launch_no}
     environment = None if hello.environment is None else {"environment": wire.dump(hello.environment).decode()}
-    values = {"settings": wire.dump(hello.settings).decode(), **(environment or {})}
+    lists = {"settings": wire.dump(hello.settings).decode(), "metrics": wire.dump(hello.metrics).decode()}
+    values = {**lists, **(environment or {})}
     if not insert_new(connection, configuration, {**key, "environment": "null", **values}):
         update_row(connection, configuration, key, values)
 
@@ -266,16 +280,6 @@ def read_hosts(connection: Connection, run_ids: Sequence[int]) -> dict[int, str]
     found = connection.execute(query.where(configuration.c.run_id.in_(run_ids), is_newest))
     environments = {row.run_id: json.loads(row.environment) for row in found}
     return {run_id: environment["host"] for run_id, environment in environments.items() if environment}
-
-
-def optimizer_kinds(connection: Connection, run_id: int, launch_no: int) -> tuple[str, ...]:
-    """Return the class names of the optimizers by parameter group, as far as a launch has reported them."""
-    stored = read_configurations(connection, run_id, launch_no).get(launch_no)
-    kinds: dict[int, str] = {}
-    for each in () if stored is None else stored.settings:
-        if each.name == "optimizer":
-            kinds.update(dict.fromkeys(each.groups, str(each.value)))
-    return tuple(kinds.get(group, "") for group in range(max(kinds, default=-1) + 1))
 
 
 def merged_session_id(launch_no: int) -> str:

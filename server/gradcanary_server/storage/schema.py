@@ -134,6 +134,7 @@ configuration = Table(
     Column("launch_no", Integer, primary_key=True),
     Column("environment", Text, nullable=False),  # JSON of wire.Environment, or null
     Column("settings", Text, nullable=False),  # JSON list of wire.Setting, in the order of their steps
+    Column("metrics", Text, nullable=False, server_default="[]"),  # JSON list of wire.MetricBound
     ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
 )
 
@@ -294,6 +295,7 @@ incident = Table(
     Column("scale_fall", Text),  # JSON of rules.types.ScaleFall until then, if there was one
     Column("crash", Text),  # JSON of wire.Crash, of the rule crash only
     Column("beside", Integer),  # incident_id of a collapse, of the rule explosion only
+    Column("series", Text, nullable=False, server_default="{}"),  # JSON of rules.types.SeriesFacts by layer_no
 )
 
 incident_layer = Table(
@@ -301,7 +303,7 @@ incident_layer = Table(
     metadata,
     Column("run_id", BigInteger, primary_key=True),
     Column("incident_id", Integer, primary_key=True),
-    Column("layer_no", Integer, primary_key=True),  # -1: the whole run
+    Column("layer_no", Integer, primary_key=True),  # -1: the whole run; -2, -3, ...: series of a metric
     Column("severity", String(12), nullable=False),
     Column("since_step", BigInteger, nullable=False),
     Column("until_step", BigInteger),  # None while firing

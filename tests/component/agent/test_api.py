@@ -1,6 +1,7 @@
 """The public door: arguments, environment, log(), pause(), close(), forks, and a wall that holds."""
 
 import inspect
+import json
 import os
 import sys
 import threading
@@ -58,8 +59,18 @@ def hooks_left() -> int:
 
 
 def test_the_public_names():
-    names = ["Alert", "Watch", "__version__", "fp32_accumulators", "fp32_masters", "step", "watch"]
-    assert gradcanary.__all__ == names
+    assert gradcanary.__all__ == [
+        "Alert",
+        "TrainingConfig",
+        "Watch",
+        "__version__",
+        "create_stable_optimizer",
+        "fp32_accumulators",
+        "fp32_masters",
+        "setup_training",
+        "step",
+        "watch",
+    ]
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",
@@ -72,7 +83,7 @@ def test_the_public_names():
     ]
     assert list(inspect.signature(gradcanary.watch).parameters) == [
         "model", "optimizer", "run", "url", "token", "every", "budget", "include", "exclude", "absmax_below",
-        "norm_below", "step", "crash_message", "environment", "on_alert",
+        "norm_below", "step", "crash_message", "environment", "metrics", "on_alert",
     ]  # fmt: skip
 
 
@@ -91,6 +102,18 @@ def test_the_public_names():
         ({"absmax_below": 0}, ValueError, r"watch\(absmax_below=\) is 0: it must be a number above 0"),
         ({"norm_below": float("nan")}, ValueError, r"watch\(norm_below=\) is nan"),
         ({"environment": "maybe"}, ValueError, r"watch\(environment=\) is 'maybe': it must be True or False"),
+        ({"metrics": 0.25}, ValueError, r"watch\(metrics=\) is 0.25: it must name metrics with one of below, above"),
+        ({"metrics": {"fid": {}}}, ValueError, r"watch\(metrics=\) is .*: it must name metrics with one of below"),
+        (
+            {"metrics": {"fid": {"over": 3}}},
+            ValueError,
+            r"fid has an unknown key 'over'; known are below, above, falls",
+        ),
+        ({"metrics": {"fid": {"above": float("nan")}}}, ValueError, r"above of fid is nan; it must be a finite number"),
+        ({"metrics": {"fid": {"above": 10**400}}}, ValueError, r"above of fid is 1000.*; it must be a finite number"),
+        ({"metrics": {"clip": {"falls_by": 20}}}, ValueError, r"falls_by of clip is 20; it must be a share .* at most"),
+        ({"metrics": {"clip": {"below": 1, "severity": "bad"}}}, ValueError, r"it must be 'warning' or 'critical'"),
+        ({"metrics": {"": {"below": 1}}}, ValueError, r"a name has 1 to 200 printable characters"),
         ({"step": -1}, ValueError, r"watch\(step=\) is -1"),
         ({"step": 1.5}, ValueError, r"watch\(step=\) is 1.5"),
         ({"step": "soon"}, ValueError, r"watch\(step=\) is 'soon'"),
@@ -123,6 +146,14 @@ def test_arguments_come_before_the_environment_and_that_before_defaults():
     assert (Settings.resolve({}).every, Settings.resolve({}).budget) == ("auto", 0.01)
     with pytest.raises(ValueError, match="GRADCANARY_EVERY is '7'"):
         Settings.resolve({"GRADCANARY_EVERY": "7"})
+
+
+def test_bounds_of_metrics_come_from_an_argument_or_as_json():
+    bounds = {"clip_score": {"below": 0.25, "falls_by": 0.2, "observations": 4, "severity": "critical"}}
+    parsed = (wire.MetricBound("clip_score", 0.25, None, 0.2, None, 4, "critical"),)
+    assert Settings.resolve({}, metrics=bounds).metrics == parsed
+    assert Settings.resolve({"GRADCANARY_METRICS": json.dumps(bounds)}).metrics == parsed
+    assert Settings.resolve({}, metrics={}).metrics == Settings.resolve({}).metrics == ()
 
 
 def test_a_run_name_is_made_fit_for_a_path_and_that_is_said(collector, training, capsys):

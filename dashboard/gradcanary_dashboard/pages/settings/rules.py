@@ -37,7 +37,7 @@ WORDS = (
     "A rule fires when one of its cases holds. Its numbers are below, as rules.yaml names them. A factor of 10 is a "
     "decade; the baseline is a parameter's own normal level."
 )
-ABOUT = ("version", "rules_version", "file", "grace", "pace", "layers", "descriptions")
+ABOUT = ("version", "rules_version", "file", "grace", "pace", "layers", "metrics", "descriptions")
 """What is no rule."""
 
 EXAMPLE = "version: 1\nrules:\n  collapse: {enter: 1.0e-5}\n"
@@ -89,7 +89,7 @@ def fill(rules: Rules, *, may: bool) -> dict[str, Any]:
     return {
         "rules-source": html.P(_source(rules)),
         "rules-list": _listed(rules),
-        "rules-layers": _layers(rules),
+        "rules-layers": [*_layers(rules), *_metrics(rules)],
         **settings_frame.rights(PAGE, may=may),
     }
 
@@ -210,6 +210,29 @@ def _layers(rules: Rules) -> list[Any]:
     return [elements.card("layers-of", words, entries, title="Parameters with rules of their own")]
 
 
+def _metrics(rules: Rules) -> list[Any]:
+    if not rules.get("metrics"):
+        return []
+    entries = [
+        html.Li(
+            [
+                html.Div(html.Code(entry["match"]), className="told-of"),
+                html.P(_values(_given(entry)), className="values"),
+            ]
+        )
+        for entry in rules["metrics"]
+    ]
+    words = html.P(
+        "For each series of a metric, one set of tags, the first entry applies that matches.", className="dim"
+    )
+    return [elements.card("metrics-of", words, html.Ul(entries, className="rules-of"), title="Bounds of metrics")]
+
+
+def _given(entry: Mapping[str, Any]) -> dict[str, Any]:
+    tags = {f"tag {tag}": expression for tag, expression in entry["tags"].items()}
+    return {**tags, **{key: value for key, value in entry.items() if key not in ("match", "tags")}}
+
+
 def _entry(entry: Mapping[str, Any], rules: Rules) -> html.Li:
     own = {name: part for name, part in entry.items() if name != "match" and part is not None}
     lines = [html.P(f"{name}: {_values(_other(part, rules[name]))}", className="values") for name, part in own.items()]
@@ -231,5 +254,7 @@ def _worded(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} {'true' if value else 'false'}"
         elif isinstance(value, list):
             yield f"{key} {', '.join(value)}"
+        elif isinstance(value, str):
+            yield f"{key} {value}"
         elif value is not None:
             yield f"{key} {numbers.scientific(value)}"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
-from gradcanary_server.incidents.lifecycle import Incident, Member
+from gradcanary_server.incidents.lifecycle import Incident, Member, TransitionContext, apply_transitions
 from gradcanary_server.rules.signals import RULES
-from gradcanary_server.rules.types import SEVERITIES, ScaleFall
+from gradcanary_server.rules.types import SEVERITIES, Evidence, ScaleFall, SeriesFacts, Transition
 
 NAMES = dict(enumerate("abcdefghijkl"))
 Members = dict[int | None, Member]
@@ -87,6 +87,11 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("scale_drop", "own_loss"): ("all gradients of a loss that is not on record", "which is not on record became"),
     ("scale_drop", "all_zeros"): ("all gradients fell together", "did not fall enough to explain that"),
     ("loss_scale", None): ("the GradScaler's scale", "The GradScaler's scale"),
+    ("metric", "under_bound"): ("under the bound of", "under the bound of"),
+    ("metric", "over_bound"): ("over the bound of", "over the bound of"),
+    ("metric", "fell"): ("fell", "fell"),
+    ("metric", "rose"): ("rose", "rose"),
+    ("metric", "not_finite"): ("NaN or infinite", "NaN or infinite"),
     ("silent", None): ("nothing heard since step", "Nothing was heard .* its last step was"),
     ("silent", "no_step"): ("nothing heard since its start", "Nothing was heard .* it had made no step"),
     ("stalled", None): ("no new step since step", "no step since step"),
@@ -415,6 +420,70 @@ def test_every_claim_about_values_that_are_not_finite_is_true(loss: int | None, 
     if layers:
         check_subject(SUBJECT.search(told), len(layers), 4)
         assert ("gradients of" in told) == (len(layers) > 1)
+
+
+SERIES = re.compile(rf"clip_score of category=(\w+)(?: (fell|rose) from {NUMBER} to {NUMBER}| is {NUMBER})?")
+MEAN = re.compile(
+    rf"the mean of all (\d+) series of clip_score went from a level of {NUMBER} to {NUMBER} \(([\d.]+) %\)"
+)
+LEVELS = st.floats(0.01, 10)
+
+
+@given(
+    evidence=st.sampled_from([kind for rule, kind in MEANINGS if rule == "metric"]),
+    level=LEVELS | st.none(),
+    value=LEVELS,
+    others=st.none() | st.tuples(LEVELS, LEVELS),
+    since=st.integers(0, 10**6),
+)
+def test_a_series_of_a_metric(
+    evidence: Evidence, level: float | None, value: float, others: tuple[float, float] | None, since: int
+) -> None:
+    is_rise = evidence in ("over_bound", "rose")
+    if evidence in ("fell", "rose"):
+        level = level or 1.0
+        value = level * (1.5 if is_rise else 0.5)
+    elif level is not None and (value >= level) != is_rise:
+        level = None
+    seen = None if evidence == "not_finite" else value
+    facts = SeriesFacts("clip_score", '{"category":"cars"}', value, 12, 12, *(others or (None, None)))
+    change = Transition(since, "metric", -2, "fired", "warning", since, seen, level, evidence=evidence, series=facts)
+    [case] = apply_transitions(None, [change], TransitionContext(1, 300, 0.0), 60)
+    head = text.headline(case.incident, case.members)
+    told = text.sentence(case.incident, case.members, NAMES)
+    for words, meaning in zip((head, told), MEANINGS["metric", evidence], strict=True):
+        assert words.startswith("clip_score of category=cars ")
+        assert re.search(meaning, words)
+        assert f"since step {since:,}" in words
+    verb, before, after, now = SERIES.search(told).groups()[1:]
+    if evidence == "not_finite":
+        assert (verb, now) == (None, None)
+    elif level is None or level == value:
+        assert (verb, means(now, value)) == (None, True)
+    else:
+        assert (verb, means(before, level), means(after, value)) == ("rose" if is_rise else "fell", True, True)
+    mean = MEAN.search(told)
+    assert (mean is not None) == (others is not None and evidence != "not_finite")
+    if mean is not None and others is not None:
+        assert mean[1] == "12"
+        assert means(mean[2], others[0])
+        assert means(mean[3], others[1])
+
+
+def test_several_series_are_counted_and_named() -> None:
+    names = ("cars", "dogs", "maps", "signs")
+    changes = [
+        Transition(9, "metric", -2 - place, "fired", "warning", 5, 0.1, 0.3, evidence="fell", series=facts)
+        for place, facts in enumerate(
+            SeriesFacts("clip_score", f'{{"category":"{name}"}}', 0.2, 12, 12, None, None) for name in names
+        )
+    ]
+    [case] = apply_transitions(None, changes, TransitionContext(1, 300, 0.0), 60)
+    assert text.headline(case.incident, case.members) == "4 of 12 series fell by 67 % since step 5"
+    assert text.sentence(case.incident, case.members, NAMES) == (
+        "4 of 12 series (clip_score of category=cars; clip_score of category=dogs; clip_score of category=maps; 1 "
+        "more) fell from 0.3 to 0.1 (67 %) since step 5."
+    )
 
 
 def test_every_template_has_a_reader() -> None:

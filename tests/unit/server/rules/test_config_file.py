@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from gradcanary_server.errors import RulesError
-from gradcanary_server.rules.config import NAMES, Rules, rules_from_json, rules_to_json
+from gradcanary_server.rules.config import NAMES, MetricRule, Rules, rules_from_json, rules_to_json
 from gradcanary_server.rules.config_file import load
 
 EXAMPLE = r"""version: 1
@@ -33,12 +33,20 @@ rules:
   silent: {after_s: 300, intervals: 10}
   stalled: {after_s: 1800, steps: 20, pause_factor: 2}
   crash: {}
+  metric: {}
 grace: {steps: 50, max_steps: 1000}
 layers:
   - match: '\.k_proj\.bias$'
     collapse: {enabled: false}
   - match: 'lora_A'
     collapse: {enter: 1e-5, evidence: threshold}
+metrics:
+  - match: '^clip_score$'
+    tags: {category: '.*'}
+    below: 0.25
+    falls_by: 0.2
+    observations: 3
+    severity: warning
 pace: {wait_s: 10, interval_s: 900, growth: 2, remind_s: 86400, reopen_s: 21600}
 """
 
@@ -56,7 +64,10 @@ def collapse_of(rules, name):
 
 def test_the_example_loads_and_says_the_defaults(tmp_path):
     rules = read(tmp_path, EXAMPLE)
-    assert rules == Rules(layers=rules.layers)
+    assert rules == Rules(
+        layers=rules.layers, metrics=(MetricRule("^clip_score$", {"category": ".*"}, below=0.25, falls_by=0.2),)
+    )
+    assert rules_from_json(rules_to_json(rules)) == rules
     assert {*yaml.safe_load(EXAMPLE)["rules"]} == {*NAMES}
     assert not collapse_of(rules, "blocks.1.k_proj.bias").enabled
     assert collapse_of(rules, "blocks.1.lora_A").evidence == ("threshold",)
@@ -142,6 +153,19 @@ def test_the_first_entry_that_matches_wins(tmp_path):
         ("layers:\n- match: a\n  clip_before_unscale: {}\n", 4, "is of all layers together"),
         ("layers:\n- match: a\n  grace: {steps: 3}\n", 4, "unknown key 'grace'"),
         ("rules:\n  collapse:\n    norm_below: 0\n", 4, "a number over 0"),
+        ("metrics: 3\n", 2, "a list of entries with 'match'"),
+        ("metrics:\n- below: 3\n", 3, "match is missing; allowed is a regular expression"),
+        ("metrics:\n- match: fid\n", 3, "allowed is an expression beside one of below, above, falls_by, rises_by"),
+        ("metrics:\n- match: fid\n  below: low\n", 4, "a number"),
+        ("metrics:\n- match: fid\n  below: .inf\n", 4, "a number"),
+        ("metrics:\n- match: fid\n  falls_by: 20\n", 4, "a number over 0, at most 1"),
+        ("metrics:\n- match: fid\n  below: 3\n  above: 3\n", 5, "over below, 3"),
+        ("metrics:\n- match: fid\n  below: 3\n  severity: information\n", 5, "warning or critical"),
+        ("metrics:\n- match: fid\n  below: 3\n  observations: 101\n", 5, "at most 100"),
+        ("metrics:\n- match: fid\n  below: 3\n  notify: false\n", 5, "unknown key 'notify'"),
+        ("metrics:\n- match: fid\n  below: 3\n  tags: cars\n", 5, "a mapping of tags to regular expressions"),
+        ("metrics:\n- match: fid\n  below: 3\n  tags:\n    kind: '('\n", 6, "tags.kind is '('; allowed is a regular"),
+        ("metrics:\n- match: fid\n  below: 3\n  tags:\n    seed: 1\n", 6, "tags.seed is 1; allowed is a regular"),
         ("grace: {}\ngrace: {}\n", 3, "twice"),
         ("? [a]\n: 1\n", 2, "a key is a word"),
     ],
