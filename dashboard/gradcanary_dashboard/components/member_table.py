@@ -199,7 +199,7 @@ def _more(chosen: Members) -> html.Button:
 
 
 def tally(incident: Mapping[str, Any]) -> str:
-    """Return ``18 firing, 2 resolved``, or ``18 ended, 2 resolved`` of an incident on which the run ended."""
+    """Return ``18 firing, 2 resolved``, or ``18 not recovered, 2 resolved`` of an incident on which the run ended."""
     layers = picture.members(incident)
     firing = sum(member["until_step"] is None for member in layers)
     counts = {_unended(incident): firing, "resolved": len(layers) - firing}
@@ -209,7 +209,7 @@ def tally(incident: Mapping[str, Any]) -> str:
 
 def _unended(incident: Mapping[str, Any]) -> str:
     """Return the words for a layer without an end: after the end of the run no layer fires."""
-    return "firing" if incident["state"] == "open" else "ended"
+    return "firing" if incident["state"] == "open" else "not recovered"
 
 
 def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> table.Row:

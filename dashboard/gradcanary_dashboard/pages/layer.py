@@ -104,7 +104,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),
         "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"], common)),
         "layer-incidents-tally": incident_card.tally(data.incidents),
-        "siblings": layer_table.rows(run, listed, layer, view, common),
+        "siblings": layer_table.rows(data.run, listed, layer, view, common),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",
         "layer-notes": notes.cards({**data.run, "facts": _facts(data)}),
         **figures,

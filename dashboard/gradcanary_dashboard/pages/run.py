@@ -156,7 +156,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "incident-tally": incident_card.tally(data.incidents),
         "overview": static.encode(configuration.overview(data.run, data.layers)),
         "notes": notes.cards({**data.run, "facts": []}),
-        "layer-rows": layer_table.rows(run, rows, data.layer, view, common, draws=True),
+        "layer-rows": layer_table.rows(data.run, rows, data.layer, view, common, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events, common),
