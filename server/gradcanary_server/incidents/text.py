@@ -112,7 +112,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("vanished", "handed_over"): Words(
         "{count} handed {their} gradient over to similar parameters {at}",
-        "{layers} lost {their} {gradient} {at}, when similar parameters that had none got theirs: {none_or_zeros} followed",
+        "{layers} lost {their} {gradient} {at}, when similar parameters that had none got theirs: "
+        "{none_or_zeros} followed",
     ),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
@@ -202,8 +203,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
 kind of exception.
 
 ``at`` and ``since`` name the first and the last ``since_step`` of the members (when it began), not ``opened_step``
-(when it was certain). A gradient that was
-lost may come back for a step, so no text says that it is absent since. Values of several layers are medians, and say so.
+(when it was certain). A gradient that was lost may come back for a step, so no text says that it is absent since.
+Values of several layers are medians, and say so.
 """
 
 UNKNOWN = Words("{count} fired {at}", "{layers} fired {at}")
