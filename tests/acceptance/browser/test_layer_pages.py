@@ -188,3 +188,6 @@ def test_a_phone_never_scrolls_sideways(shared: Any, phone: Page, path: str) -> 
     phone.goto(shared.url + path)
     await_figures(phone)
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    height = "pre => (pre.clientHeight - 18) / parseFloat(getComputedStyle(pre).lineHeight)"
+    for code in phone.locator(".code pre:visible").all():  # each line in one piece, which scrolls
+        assert round(code.evaluate(height)) == len(code.inner_text().rstrip().split("\n"))
