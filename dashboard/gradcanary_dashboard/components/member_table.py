@@ -33,6 +33,8 @@ COLUMNS = (
 ORDERED_BY = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 """What each column is sorted by."""
 
+VALUES = ("baseline", "value", "siblings")
+
 SLOTS = {
     "members": static.TREES,
     "members-fold": static.TREES,
@@ -162,9 +164,13 @@ def _ordered(found: list[picture.Member], chosen: Members) -> list[picture.Membe
     if chosen.by is None or chosen.by >= len(ORDERED_BY):
         return found
     key = ORDERED_BY[chosen.by]
-    having = [member for member in found if member[key] is not None]
-    having.sort(key=lambda member: _natural(member[key]), reverse=chosen.descends)
-    return having + [member for member in found if member[key] is None]
+
+    def value(member: picture.Member) -> Any:  # noqa: ANN401 -- a text or a number, by the column
+        return picture.gradient(member, key) if key in VALUES else member[key]
+
+    having = [member for member in found if value(member) is not None]
+    having.sort(key=lambda member: _natural(value(member)), reverse=chosen.descends)
+    return having + [member for member in found if value(member) is None]
 
 
 def _natural(value: str | float) -> list[str | float]:
@@ -216,7 +222,12 @@ def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> 
     href = layer_url(incident["run"], member["name"], member["layer"], view)
     is_firing = member["until_step"] is None
     until = _unended(incident) if is_firing else numbers.integer(member["until_step"])
-    values = [numbers.scientific(member[key]) for key in ("baseline", "value", "siblings")]
+    values = [numbers.scientific(picture.gradient(member, key)) for key in VALUES]
+    if member["evidence"] == "sporadic" and member["value"] is not None:  # counts of samples
+        values[:2] = (
+            f"every {numbers.integer(member['baseline'])} samples",
+            f"none in {numbers.integer(member['value'])}",
+        )
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])
     cells = [numbers.integer(member["since_step"]), until, *values, evidence, rank]
