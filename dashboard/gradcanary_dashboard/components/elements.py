@@ -129,13 +129,8 @@ def crumbs(way: Sequence[tuple[str, str]], here: Children | None) -> html.Nav:
     return html.Nav(children, className="crumbs", **attributes(aria_label="Breadcrumb"))
 
 
-def verdict(said: Verdict) -> html.H1:
-    """Return the sentence on top of a page, which is read out where it becomes another one."""
-    return html.H1([badge(said.tone, said.tone), _spoken(said)], className=f"verdict tone-{said.tone}")
-
-
 def verdict_below(said: Verdict, label: str) -> html.P:
-    """Return the verdict below the name of a run: a solid badge with the ``label``, and the sentence."""
+    """Return the verdict below a name: a solid badge with the ``label``, and the sentence, read out when it changes."""
     solid = html.Span([icon(ICONS[said.tone]), label], className="badge solid")
     held = attributes(data_verdict=said.tone)
     return html.P([solid, _spoken(said)], className=f"verdict tone-{said.tone}", **held)
