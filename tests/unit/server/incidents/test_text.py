@@ -107,9 +107,9 @@ def test_nonfinite_names_loss_and_gradients():
     [
         ("collapse", "straight", 6.1e-7, "has gradients that fall exponentially", "to 6.1e-7 at step 340, expo"),
         ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
-        ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
-        ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
-        ("vanished", "sporadic", 400.0, "has had no gradient", "and then none in 400, since step 340"),
+        ("vanished", "stopped", None, "lost its gradient", "lost its gradient at step 340: no gradient followed"),
+        ("vanished", "stopped", 0.0, "lost its gradient", "at step 340: exact zeros followed"),
+        ("vanished", "sporadic", 400.0, "lost its gradient", "sampled steps, and then none in 400."),
         ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
         (
             "unused",
@@ -124,7 +124,7 @@ def test_nonfinite_names_loss_and_gradients():
             "handed_over",
             None,
             "handed its gradient over",
-            "and none since step 340, when similar parameters",
+            "lost its gradient at step 340, when similar parameters",
         ),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
