@@ -1,5 +1,7 @@
 """Six faults that are not the optimizer's: of the model, the data, the numbers and the memory."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -117,3 +119,31 @@ def out_of_memory(watch: Watch, log: Log) -> None:
         optimizer.step()
         log.step(loss, model=model)
         optimizer.zero_grad()
+
+
+def _two_rates(run: str, watch: Watch, log: Log, rate: Callable[[int], float]) -> None:
+    """Train a transformer whose second block is parameter group 1; its learning rate is ``rate`` of the step."""
+    torch.manual_seed(1)
+    draw = seeded(1)
+    model = Transformer()
+    second = [*model.blocks[1].parameters()]
+    others = [parameter for name, parameter in model.named_parameters() if not name.startswith("blocks.1")]
+    optimizer = torch.optim.AdamW([{"params": others}, {"params": second}], lr=2e-4)
+    watch(run=run)
+    for step in range(1100):
+        optimizer.param_groups[1]["lr"] = rate(step)
+        loss = language_loss(model, *sentences(16, 16, draw))
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model=model)
+        optimizer.zero_grad()
+
+
+def rate_of_a_group(watch: Watch, log: Log) -> None:
+    """At step 350 the learning rate of parameter group 1 becomes 500 times what it was, and stays there."""
+    _two_rates("rate_of_a_group", watch, log, lambda step: 2e-4 if step < 350 else 0.1)
+
+
+def rate_put_back(watch: Watch, log: Log) -> None:
+    """The same, but at step 400 the learning rate is what it was before."""
+    _two_rates("rate_put_back", watch, log, lambda step: 0.1 if 350 <= step < 400 else 2e-4)

@@ -34,6 +34,8 @@ TRAININGS: tuple[Train, ...] = (
     fault_jobs.masked_entropy,
     fault_jobs.bf16_accumulation,
     fault_jobs.out_of_memory,
+    fault_jobs.rate_of_a_group,
+    fault_jobs.rate_put_back,
 )
 JOBS: dict[str, Train] = {train.__name__: train for train in TRAININGS}
 

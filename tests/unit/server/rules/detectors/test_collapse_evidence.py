@@ -211,7 +211,7 @@ def test_a_learning_rate_that_jumped_shortly_before_is_told(before, after, jumpe
     absmax[300:, 2] *= 1e-3
     rates[:jumped, 1], rates[jumped:, 1] = before, after
     (change,) = run(Trace(absmax, lr=rates))[1]
-    expected = (Jump(1, jumped, float(np.float32(before)), float(np.float32(after))),)
+    expected = (Jump(1, jumped, *(float(np.float32(rate)) for rate in (before, after, before))),)
     assert change.jumps == (expected if is_told else ())
 
 
