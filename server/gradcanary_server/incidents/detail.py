@@ -205,8 +205,16 @@ def _nearby(row: Mapping[Any, Any], others: Sequence[RowMapping]) -> tuple[Nearb
         if near["rule"] != "crash"
         and near["opened_step"] <= step
         and near["beside"] != row["incident_id"]
-        and (near["severity"] != "information" or near["opened_step"] >= step - NEAR_STEPS)
+        and (
+            near["opened_step"] >= step - NEAR_STEPS
+            or (_is_unrecovered(near, step) and near["severity"] != "information")
+        )
     )
+
+
+def _is_unrecovered(row: RowMapping, step: int) -> bool:
+    """Return True if an incident was not over at a step; the end of its run is no recovery."""
+    return bool(row["state"] == "open" or row["resolved_step"] > step)
 
 
 def _step(row: Mapping[Any, Any]) -> int:

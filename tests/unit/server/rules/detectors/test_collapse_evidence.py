@@ -225,6 +225,25 @@ def test_a_schedule_is_no_jump(rates):
     assert change.jumps == ()
 
 
+@pytest.mark.parametrize(
+    ("rates", "now"),
+    [
+        ({100: 5e-2}, 5e-2),
+        ({100: 5e-2, 150: 5e-3}, 5e-3),  # a schedule lowers it, and it is high all the same
+        ({100: 5e-2, 150: 1e-4}, None),  # put back
+        ({60: 1e-2, 70: 1e-4, 180: 2e-2}, None),  # a restart of a schedule
+        ({100: 4e-4}, None),  # of a usual size
+    ],
+)
+def test_a_rise_long_before_is_told_while_it_holds(rates, now):
+    absmax, lr = healthy(400), np.full((400, 1), 1e-4)
+    absmax[300:, 2] *= 1e-3
+    for step, rate in rates.items():
+        lr[step:] = rate
+    (change,) = run(Trace(absmax, lr=lr))[1]
+    assert [jump.now for jump in change.jumps] == ([] if now is None else [pytest.approx(now)])
+
+
 @pytest.mark.parametrize("back", [301, 305])
 def test_a_rate_that_jumped_there_and_back_is_told_as_it_jumped_there(back):
     absmax, rates = healthy(400), np.full((400, 1), 1e-4)
