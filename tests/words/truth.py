@@ -459,8 +459,8 @@ OTHER_FAULTS = {
     "rate_of_a_group": Truth(
         faulty=True,
         story=(
-            "At step 350 the learning rate of parameter group 1, the second block, goes from 2e-4 to 0.1 and stays there."
-            " Nothing explodes at once; one bias of the block loses its gradient some 180 steps later."
+            "At step 350 the learning rate of parameter group 1, the second block, goes from 2e-4 to 0.1 and stays"
+            " there. Nothing explodes at once; one bias of the block loses its gradient some 180 steps later."
         ),
         messages=1,
         since=range(350, 700),
