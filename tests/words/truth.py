@@ -480,8 +480,8 @@ OTHER_FAULTS = {
     "rate_put_back": Truth(
         faulty=True,
         story=(
-            "From step 350 to 399 the learning rate of the decoder is 0.5, 500 times what it was. Gradients explode, and"
-            " are zero from then on: the ReLUs of the network are dead, also after the rate was put back."
+            "From step 350 to 399 the learning rate of the decoder is 0.5, 500 times what it was. Gradients explode,"
+            " and are zero from then on: the ReLUs of the network are dead, also after the rate was put back."
         ),
         messages=1,
         since=range(350, 700),
