@@ -46,7 +46,7 @@ detection: $(VENV)/.product
 	  $(BIN)/python -m detection.table $(if $(SUBSET),--subset $(SUBSET)) || status=1; \
 	  exit $$status
 
-# All that is said of 20 jobs, beside their truth; status 1: a sentence is false. ARGS='--jobs lr_times_6000' for one.
+# All that is said of 24 jobs, beside their truth; status 1: a sentence is false. ARGS='--jobs lr_times_6000' for one.
 words: $(VENV)/.product
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m words.report $(ARGS)
 

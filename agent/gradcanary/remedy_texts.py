@@ -10,17 +10,17 @@ _FLOW = (
     "them, and the forward pass calls them."
 )
 _NONFINITE = (
-    "Find the operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before; look at the "
-    "batch of that step."
+    "To find the operation, {back} and call torch.autograd.set_detect_anomaly(True). Look at the batch of that step. "
+    "Where the optimizer made a step with such gradients, the weights are NaN, too."
 )
 _NONFINITE_LOSS = (
-    "Look at the loss of the steps before. If it did not rise, look at the batch of that step, and find the operation, "
-    "such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. "
-    "If it rose, look at the optimizer's settings."
+    "Look at the loss of the steps before, and {back}. If it did not rise, look at the batch of that step, and find "
+    "the operation, such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True). If it rose, "
+    "look at the optimizer's settings."
 )
 _WHOLE_MODEL = (
     "Print the size of the weights and the optimizer's settings before and after this step. If both are unchanged, "
-    "check what multiplies or divides the loss. If they are not, go back to a checkpoint before this step."
+    "check what multiplies or divides the loss. If they are not, {back}."
 )
 _DEPTH = (
     "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "
@@ -42,7 +42,7 @@ _FACTOR = (
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
 _CLEAR_GRADIENTS = (
-    "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Then start again: the "
+    "Call zero_grad() of the optimizer that holds these parameters after each of its steps, and start again: the "
     "weights and the optimizer's averages come from the wrong sums."
 )
 _ZERO_FACTOR = (
@@ -59,7 +59,10 @@ _CONVERGED = (
     "before and after that step."
 )
 _MEANT = "Nothing to fix if that was meant. Otherwise set requires_grad to True for these parameters again."
-_FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
+_FP16 = (
+    "Train in bfloat16, or keep float32 weights with autocast and a GradScaler, and {back}. Weights in float16 alone "
+    "overflow."
+)
 
 _PRINT_GROUPS = (
     "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
@@ -90,13 +93,13 @@ _PRINT_WEIGHTS = "for n, p in model.named_parameters(): print(n, float(p.detach(
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 _EXPLOSION = (
-    "Print the loss and the batches of these steps. Go back to a checkpoint before them; lower the learning rate "
-    "or warm it up longer; clip the total norm."
+    "Print the loss and the batches of these steps; where the loss has not come down to its level again, {back}. If it "
+    "happens again, lower the learning rate, warm it up longer, or clip the total norm."
 )
 _DIVERGING = (
-    "Compare the batch of this step with those before. If it is like them, print the optimizer's settings: a learning "
-    "rate or momentum that is too high makes a training diverge. Correct what is wrong and go back to a checkpoint "
-    "before this step. If nothing is wrong and nothing clips yet, clip the total norm."
+    "Compare the batch of this step with those before, print the optimizer's settings, correct what is wrong, and "
+    "{back}. A learning rate or momentum that is too high makes a training diverge. If nothing is wrong and nothing "
+    "clips yet, clip the total norm."
 )
 _UNUSED = (
     "Compare the parameters of the optimizer with those of the model. Make the optimizer when the model is "
@@ -131,10 +134,15 @@ _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the w
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
-_BACK = "Start again from a checkpoint before it took effect."
-_WEIGHT_DECAY = "Set the weight decay right: 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1. " + _BACK
-_MOMENTUM = "Set the momentum right: 0.9 to 0.99 is usual. " + _BACK
-_RATE_BACK = "Set the learning rate of that step right, in the schedule or where the script sets it. " + _BACK
+_WEIGHT_DECAY = (
+    "Set the weight decay right, and {back}. 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1: weights "
+    "that it took do not come back by themselves."
+)
+_MOMENTUM = "Set the momentum right, and {back}. 0.9 to 0.99 is usual."
+_RATE_BACK = (
+    "Set the learning rate of that step right, in the schedule or in the script, and {back}. Weights that were driven "
+    "far away do not come back by themselves."
+)
 
 TEXTS: Mapping[str, str] = {
     "weight_decay": _WEIGHT_DECAY,

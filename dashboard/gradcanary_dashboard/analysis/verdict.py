@@ -141,10 +141,11 @@ def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[
     return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{outcome}", fell)
 
 
-def _order_of_headline(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
+def _order_of_headline(incident: Mapping[str, Any]) -> tuple[int, bool, bool, int]:
     """Return the place of an incident in the order of the collector's headline."""
     is_late = incident["rule"] in severity.PROCESS_RULES
-    return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
+    rank = severity.SEVERITIES.index(incident["severity"])
+    return rank, not is_late, not incident.get("acked"), -int(incident["id"])
 
 
 def _spoken(rule: str) -> str:
