@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -128,8 +128,12 @@ class _Rows:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns, the first of which is of parameters, or of series."""
-        return (replace(COLUMNS[0], head=picture.noun(self.incident)[0].capitalize()), *COLUMNS[1:])
+        """The columns, of parameters or of series of a metric."""
+        if self.incident["rule"] != picture.METRIC:
+            return COLUMNS
+        level = "The level of the series: the largest or the smallest median of five good values in a row"
+        named = {"Parameter": Column("Series", "link"), "baseline": Column("level", "number", level)}
+        return tuple(named.get(column.head, column) for column in COLUMNS)
 
     def table(self, members: Sequence[picture.Member], heads: html.Tr) -> list[Any]:
         """Return a table."""

@@ -90,7 +90,7 @@ class Incident:
     scale_fall: ScaleFall | None = None
     crash: Crash | None = None
     beside: int | None = None
-    series: Mapping[int, SeriesFacts] = field(default_factory=dict)
+    series: Mapping[int, SeriesFacts] = field(default_factory=dict, hash=False)
     run_id: int | None = None
     id: int | None = None
 

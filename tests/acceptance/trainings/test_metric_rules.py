@@ -98,8 +98,11 @@ def test_the_collapse_of_one_category_is_one_message_that_names_it(
 
 def test_bounds_that_the_training_declares_need_no_file(module_collector: Collector) -> None:
     bounds = {"clip_score": {"below": 0.2, "observations": 2, "severity": "critical"}}
-    train(module_collector, "declared", scores(), metrics=bounds)
+    train(module_collector, "declared", scores(), metrics=bounds, absmax_below=1e6)
     train(module_collector, "without", scores())
-    [found] = module_collector.get("/api/v1/incidents").json()["incidents"]
+    found, collapse = module_collector.get("/api/v1/incidents").json()["incidents"]
     assert (found["run"], found["rule"], found["severity"]) == ("declared", "metric", "critical")
     assert "under the bound of 0.2, since step 124" in found["summary"]
+    assert (collapse["run"], collapse["rule"]) == ("declared", "collapse")
+    assert found["likely_cause"]["code"] == "metric_after"
+    assert found["likely_cause"]["incidents"] == [collapse["id"]]
