@@ -110,7 +110,7 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
         value, group = setting.value, setting.groups[0]
         rate = configuration.number("lr", group, setting.step)
         before = _before(configuration, setting)
-        if rate is None or not isinstance(value, float) or not _is_decoupled(configuration, group, setting.step):
+        if rate is None or not isinstance(value, float) or not is_decoupled(configuration, group, setting.step):
             continue
         factor, steps = 1 - rate * value, since - _first(setting) + 1
         has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
@@ -257,7 +257,8 @@ def _is_early_or_recent(configuration: Configuration, setting: Setting, since: i
     )
 
 
-def _is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+def is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+    """Return True if the weight decay of a group multiplies its weights by ``1 - lr * weight_decay`` in each step."""
     flag = configuration.value("decoupled_weight_decay", group, step)
     kind = str(configuration.value("optimizer", group, step))
     return flag is True or "AdamW" in kind
