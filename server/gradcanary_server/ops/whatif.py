@@ -10,6 +10,7 @@ from their trend they were false (docs/whatif.md), and are not.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -153,9 +154,9 @@ class _Recorder:
         self._layers: dict[int, LayerFacts] = {}
         self._rows: list[tuple[Ints, Ints, Floats]] = []
         self._points: dict[str, dict[int, list[tuple[int, float]]]] = {stat: {} for stat in SPARSE}
-        self._waiting: dict[int, list[Floats]] = {}
-        self._waiting_steps: list[int] = []
-        self._levels: list[tuple[int, dict[int, float]]] = []
+        self._numbers: Sequence[int] = ()
+        self._rest: tuple[Ints, Floats] = (np.empty(0, np.int64), np.empty((0, 0)))
+        self._levels: list[tuple[Ints, Sequence[int], Floats]] = []
 
     def add(self, chunk: ReplayChunk) -> None:
         samples, numbers = chunk.samples, [layer.number for layer in chunk.launch.layers]
@@ -171,26 +172,32 @@ class _Recorder:
         absmax = samples.values.get("absmax")
         if absmax is not None:
             is_measured = (samples.state == MEASURED) & (absmax > 0)
-            logs = np.log10(np.where(is_measured, absmax, np.nan).astype(np.float64))
-            for begin in range(0, len(logs), BLOCK):
-                self._add_levels(samples.steps[begin : begin + BLOCK], numbers, logs[begin : begin + BLOCK])
+            self._add_levels(samples.steps, numbers, np.where(is_measured, absmax, np.nan).astype(np.float64))
 
-    def _add_levels(self, steps: Ints, numbers: Sequence[int], logs: Floats) -> None:
-        for column, number in enumerate(numbers):
-            self._waiting.setdefault(number, []).append(logs[:, column])
-        self._waiting_steps += steps.tolist()
-        if len(self._waiting_steps) >= BLOCK:
-            parts = {number: np.concatenate(values) for number, values in self._waiting.items()}
-            medians = {number: float(np.median(v)) for number, each in parts.items() if len(v := each[~np.isnan(each)])}
-            self._levels.append((self._waiting_steps[-1], medians))
-            self._waiting, self._waiting_steps = {}, []
+    def _add_levels(self, steps: Ints, numbers: Sequence[int], absmax: Floats) -> None:
+        """Take medians of each ten samples; fewer, before other layers come, are left out."""
+        if numbers != self._numbers:
+            self._numbers, self._rest = numbers, (steps[:0], absmax[:0])
+        steps, absmax = np.append(self._rest[0], steps), np.concatenate([self._rest[1], absmax])
+        whole = len(steps) // BLOCK * BLOCK
+        if whole:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # of a layer without a gradient in all ten
+                medians = np.nanmedian(np.log10(absmax[:whole]).reshape(-1, BLOCK, len(numbers)), axis=1)
+            self._levels.append((steps[BLOCK - 1 : whole : BLOCK], numbers, medians))
+        self._rest = steps[whole:], absmax[whole:]
 
     def history(self) -> History:
         layers = tuple(self._layers[number] for number in sorted(self._layers))
         groups = max(rates.shape[1] for _, _, rates in self._rows)
         rates = np.concatenate([_widen(rates, groups) for _, _, rates in self._rows])
         known = np.where(np.isnan(rates), 0, np.arange(len(rates))[:, None])
-        levels = [[medians.get(layer.number, math.nan) for layer in layers] for _, medians in self._levels]
+        places = {layer.number: column for column, layer in enumerate(layers)}
+        levels = np.full((sum(len(steps) for steps, _, _ in self._levels), len(layers)), np.nan)
+        row = 0
+        for steps, numbers, medians in self._levels:
+            levels[row : row + len(steps), [places[number] for number in numbers]] = medians
+            row += len(steps)
         return History(
             layers=layers,
             optimizers=self._optimizers,
@@ -198,8 +205,8 @@ class _Recorder:
             steps=np.concatenate([steps for steps, _, _ in self._rows]),
             spans=np.concatenate([spans for _, spans, _ in self._rows]),
             rates=np.take_along_axis(rates, np.maximum.accumulate(known, axis=0), axis=0),
-            level_steps=np.array([step for step, _ in self._levels], np.int64),
-            levels=np.array(levels, np.float64).reshape(len(levels), len(layers)),
+            level_steps=np.concatenate([np.empty(0, np.int64), *(steps for steps, _, _ in self._levels)]),
+            levels=levels,
             series={
                 stat: {number: _series(points) for number, points in found.items()}
                 for stat, found in self._points.items()
@@ -264,7 +271,7 @@ class WeightModel:
 def fit_weights(history: History, layer: LayerFacts, until: int) -> WeightModel | str:
     """Return the model of the weights of a layer from what was measured up to a step, or why there is none."""
     if layer.param_dtype not in BITS:
-        return "weights of full precision"
+        return "not in bfloat16 or float16"
     group, numel = layer.group, math.prod(layer.shape)
     if group is None or group >= history.rates.shape[1]:
         return "in no optimizer"
@@ -478,8 +485,10 @@ def foresee(history: History, plan: Plan, threshold: float, measured: Mapping[in
 
 
 def _weight_outlooks(model: WeightModel, plan: Plan) -> Iterator[Outlook]:
+    first = plan.rates[:1, model.layer.group or 0]
     for level in LEVELS:
-        is_past, rate = model.share > level, model.critical_rate(level)
+        rate = model.critical_rate(level)
+        is_past = model.share > level and bool(model.shares(first)[0] > level)
         steps = NEVER if is_past else weight_steps(model, plan, level)
         yield Outlook(model.layer, "weights", level, model.share, steps, is_past, rate)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradcanary import terminal
 from gradcanary.wire import Setting
-from gradcanary.wording import count, number, percent
+from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.errors import ScheduleError, TraceError
 from gradcanary_server.incidents.setting_causes import Configuration, is_decoupled
 from gradcanary_server.ops import rules_command, schedules, whatif
@@ -99,6 +99,7 @@ def find_decays(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float
 
 def _foresee(history: History, question: Question, schedule: schedules.Schedule) -> tuple[Json, list[str], bool]:
     steps, rates, begin = follow(history, question, schedule)
+    before = history.rates_at(np.array([begin - 1]))[0]
     answer = whatif.foresee(history, Plan.following(history, steps, rates), question.threshold)
     found = [each for each in answer.outlooks if each.steps.likely is not None]
     head = {
@@ -108,11 +109,7 @@ def _foresee(history: History, question: Question, schedule: schedules.Schedule)
         "to": int(steps[-1]),
         "resolution": int(np.diff(steps).max(initial=1)),
         "threshold": question.threshold,
-        "rates": {
-            "before": _plain(history.rates[-1]),
-            "first": _plain(rates[steps >= begin][0]),
-            "last": _plain(rates[-1]),
-        },
+        "rates": {"before": _plain(before), "first": _plain(rates[steps >= begin][0]), "last": _plain(rates[-1])},
     }
     body = {"outlooks": list(map(_outlook_json, answer.outlooks)), "unknown": answer.unknown}
     return {**head, **body, "assumptions": ASSUMPTIONS}, list(_report(head, answer)), not found
@@ -162,7 +159,8 @@ def _test(history: History, question: Question) -> tuple[Json, list[str], bool]:
 
 
 def _plain(rates: Floats) -> list[float | None]:
-    return [None if math.isnan(rate) else rate for rate in rates.tolist()]
+    """Return learning rates with the digits that float32 has."""
+    return [None if math.isnan(rate) else float(f"{rate:.7g}") for rate in rates.tolist()]
 
 
 def _outlook_json(outlook: Outlook) -> Json:
@@ -172,9 +170,11 @@ def _outlook_json(outlook: Outlook) -> Json:
 
 
 def _report(head: Json, answer: Answer) -> Iterator[str]:
+    of_groups = list(zip(*head["rates"].values(), strict=True))
+    is_alike = len(set(of_groups)) == 1
     rates = "; ".join(
-        f"{_of_group(group, head)}{number(before)} before, {number(first)} first, {number(last)} at the end"
-        for group, (before, first, last) in enumerate(zip(*head["rates"].values(), strict=True))
+        f"{'' if is_alike else f'of group {group} '}{number(before)} before, {number(first)} first, {number(last)} last"
+        for group, (before, first, last) in enumerate(of_groups[:1] if is_alike else of_groups)
     )
     yield f"{head['run']}: {head['schedule']} from step {head['from']:,} to {head['to']:,}; learning rate {rates}"
     if head["resolution"] > 1:
@@ -190,19 +190,15 @@ def _report(head: Json, answer: Answer) -> Iterator[str]:
     yield from ASSUMPTIONS
 
 
-def _of_group(group: int, head: Json) -> str:
-    return f"of group {group} " if len(head["rates"]["before"]) > 1 else ""
-
-
 def _weight_lines(weights: Sequence[Outlook]) -> Iterator[str]:
     by_layer: dict[str, list[Outlook]] = {}
     for each in weights:
         by_layer.setdefault(each.layer.name, []).append(each)
     rows = {name: found for name, found in by_layer.items() if any(map(_is_told, found))}
     still = sum(all(each.is_past for each in found) for found in by_layer.values())
-    already = f"; of {still:,} over {percent(max(whatif.LEVELS))} stand still already" if still else ""
+    already = f" ({still:,} more stand still already)" if still else ""
     measured = count(len(by_layer), "measured parameter")
-    yield f"Low-precision weights that would stop moving: of {len(rows):,} of {measured}{already}"
+    yield f"Low-precision weights that would stop moving: {len(rows):,} of {measured}{already}"
     order = sorted(rows, key=lambda name: min(map(_order, rows[name])))
     table = [
         (name, percent(rows[name][0].now), *(_when(each) for each in rows[name]), f"{rows[name][0].rate:.2g}")
@@ -215,8 +211,8 @@ def _weight_lines(weights: Sequence[Outlook]) -> Iterator[str]:
 def _gradient_lines(gradients: Sequence[Outlook], threshold: float) -> Iterator[str]:
     told = sorted(filter(_is_told, gradients), key=_order)
     under = sum(each.is_past for each in gradients)
-    already = f"; {under:,} {'is' if under == 1 else 'are'} already" if under else ""
-    yield f"Gradients that would come under {number(threshold)}: of {count(len(told), 'parameter')}{already}"
+    already = f" ({under:,} {agree(under, ('is', 'are'))} already)" if under else ""
+    yield f"Gradients that would come under {number(threshold)}: {count(len(told), 'parameter')}{already}"
     table = [(each.layer.name, number(each.now), _when(each)) for each in told[:MAX_ROWS]]
     yield from _table(("PARAMETER", "NOW", "FROM STEP"), table, len(told))
 
@@ -248,7 +244,7 @@ def _range(steps: Steps) -> str:
         return "-" if steps.earliest is None else f"perhaps from {steps.earliest:,}"
     earliest = steps.likely if steps.earliest is None else steps.earliest
     latest = "never" if steps.latest is None else f"{steps.latest:,}"
-    return f"{steps.likely:,} ({earliest:,} to {latest})"
+    return f"{steps.likely:,}" if earliest == steps.latest else f"{steps.likely:,} ({earliest:,} to {latest})"
 
 
 def _unknown_lines(answer: Answer) -> Iterator[str]:
