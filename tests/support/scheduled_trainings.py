@@ -109,13 +109,13 @@ class Lora(nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """``build`` makes the model; ``cut_at`` is the step from which the schedule is another, None where it never is."""
+    """``build`` makes the model; ``changes`` are the steps before which the rest is foretold."""
 
     name: str
     build: Callable[[], nn.Module]
     schedule: Schedule
     steps: int = 2_400
-    backtest: int = 800
+    changes: tuple[int, ...] = (800,)
     dtype: torch.dtype = torch.bfloat16
     weight_decay: float = 0.01
     is_lora: bool = False
@@ -147,22 +147,30 @@ class Training:
 TRAININGS = (
     Training("mlp-cut-10", Mlp, cut(1e-3, 800)),
     Training("mlp-cut-100", Mlp, cut(1e-3, 800, 0.01)),
-    Training("mlp-cosine", Mlp, cosine(1e-3, 1e-6, 2_400)),
-    Training("mlp-normal-cosine", lambda: Mlp(0.15), cosine(2e-3, 1e-6, 2_400)),
+    Training("mlp-cosine", Mlp, cosine(1e-3, 1e-6, 2_400), changes=(600, 1_000)),
+    Training("mlp-normal-cosine", lambda: Mlp(0.15), cosine(2e-3, 1e-6, 2_400), changes=(600, 1_000)),
     Training("transformer-cut-10", Transformer, cut(1e-3, 800)),
-    Training("transformer-cosine", Transformer, cosine(1e-3, 1e-6, 2_400)),
-    Training("lora-bf16-cosine", Lora, cosine(1e-3, 1e-6, 2_400), is_lora=True),
+    Training("transformer-cosine", Transformer, cosine(1e-3, 1e-6, 2_400), changes=(600, 1_000)),
+    Training("lora-bf16-cosine", Lora, cosine(1e-3, 1e-6, 2_400), changes=(600, 1_000), is_lora=True),
     Training("lora-decay-cut", Lora, cut(1e-6, 800, 0.5), dtype=torch.float32, weight_decay=1_500, is_lora=True),
     Training("lora-decay-rise", Lora, cut(1e-6, 800, 2.0), dtype=torch.float32, weight_decay=1_000, is_lora=True),
     Training("lora-decay-stop", Lora, cut(1e-6, 800, 0.01), dtype=torch.float32, weight_decay=1_500, is_lora=True),
-    Training("lora-decay-cosine", Lora, cosine(2e-6, 0, 2_400), dtype=torch.float32, weight_decay=1_000, is_lora=True),
+    Training(
+        "lora-decay-cosine",
+        Lora,
+        cosine(2e-6, 0, 2_400),
+        changes=(600, 1_000),
+        dtype=torch.float32,
+        weight_decay=1_000,
+        is_lora=True,
+    ),
     Training("solvable-cut", Solvable, cut(1e-3, 800), dtype=torch.float32),
     Training("solvable-constant", Solvable, cut(1e-3, 800, 1.0), dtype=torch.float32),
     Training("solvable-rise", Solvable, cut(3e-4, 800, 3.0), dtype=torch.float32),
-    Training("solvable-cosine", Solvable, cosine(1e-3, 1e-6, 2_400), dtype=torch.float32),
+    Training("solvable-cosine", Solvable, cosine(1e-3, 1e-6, 2_400), changes=(600, 1_000), dtype=torch.float32),
     Training("solvable-sgd-cut", Solvable, cut(0.1, 800), dtype=torch.float32, kind=torch.optim.SGD),
     Training("solvable-sgd-halved", Solvable, cut(0.3, 800, 0.5), dtype=torch.float32, kind=torch.optim.SGD),
-    Training("healthy-float32-cosine", Mlp, cosine(1e-3, 1e-6, 2_400), dtype=torch.float32),
+    Training("healthy-float32-cosine", Mlp, cosine(1e-3, 1e-6, 2_400), changes=(600, 1_000), dtype=torch.float32),
     Training("healthy-bf16-constant", Mlp, cut(3e-3, 800, 1.0)),
     Training("healthy-bf16-halved", Mlp, cut(4e-3, 800, 0.5)),
     Training("healthy-transformer", Transformer, cut(1e-3, 800), dtype=torch.float32),

@@ -291,14 +291,14 @@ def fit_weights(history: History, layer: LayerFacts, until: int) -> WeightModel 
     least = max(0.05, 1 / min(numel, COMPARED))
     scale = float(np.median(_reach_of_share(np.clip(measured, least, 1 - least / 2)) / rates))
     if np.median(measured) < least:
-        update = _update_scale(history, layer, until, numel)
+        update = update_scale(history, layer, until, numel)
         if update is None:
             return "no update was measured at a known rate"
         scale = max(scale, REACH_PER_UPDATE * update * 2 ** BITS[layer.param_dtype] / size)
     return WeightModel(layer, float(measured[-1]), float(rates[-1]), scale)
 
 
-def _update_scale(history: History, layer: LayerFacts, until: int, numel: int) -> float | None:
+def update_scale(history: History, layer: LayerFacts, until: int, numel: int) -> float | None:
     """Return the root mean square of the change of weights in a step, over the learning rate; the median of a few."""
     ratios, norms = (history.of(stat, layer).until(until) for stat in ("update_ratio", "weight_norm"))
     steps, at, norms_at = np.intersect1d(ratios.steps, norms.steps, return_indices=True)

@@ -69,13 +69,13 @@ def ask(
     """
     schedule = None if question.schedule is None else schedules.load(question.schedule, question.group)
     with rules_command.open_collector(url, token, trusted) as client:
-        history = _read_history(client, question.run)
+        history = read_history(client, question.run)
     if np.isnan(history.rates[-1:]).all():
         raise TraceError(f"No learning rate of {question.run} is on record: it cannot be held against another one.")
     return _test(history, question) if schedule is None else _foresee(history, question, schedule)
 
 
-def _read_history(client: httpx.Client, run: str) -> History:
+def read_history(client: httpx.Client, run: str) -> History:
     with rules_command.open_recording(client, run) as source:
         history = whatif.read_history(source.chunks)
     if history is None:
