@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError, print_error
 from gradcanary.settings import Settings
@@ -328,10 +329,12 @@ def _whatif(arguments: argparse.Namespace) -> int:
             trusted = console.tls_context(settings.url)
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary whatif: {error}") from error
-        found = whatif_command.ask(whatif_command.Question(*given), settings.url, settings.token, trusted)
-    content, lines, is_as_hoped = found
+        reply = whatif_command.ask(whatif_command.Question(*given), settings.url, settings.token, trusted)
     if arguments.json:
-        console.print_json(content)
-    for line in () if arguments.json else lines:
-        (console.print_rows if "\n" in line else console.print_text)(line)
-    return 0 if is_as_hoped else 1
+        console.print_json(reply.content)
+    for part in () if arguments.json else reply.report:
+        if isinstance(part, str):
+            console.print_text(part)
+        else:
+            console.print_rows(terminal.table(part.head, part.rows))
+    return 0 if reply.is_quiet else 1

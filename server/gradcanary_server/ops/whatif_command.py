@@ -3,15 +3,14 @@
 import math
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 
-from gradcanary import terminal
 from gradcanary.wire import Setting
 from gradcanary.wording import agree, count, number, percent
 from gradcanary_server.errors import ScheduleError, TraceError
@@ -44,8 +43,28 @@ ASSUMPTIONS = (
     "In brackets: from the earliest to the latest step. 'perhaps from': only the early end of the range is reached.",
 )
 
-PrintLine = Callable[[str], None]
 Json = dict[str, Any]
+
+
+class Table(NamedTuple):
+    """A part of a report with columns."""
+
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+Report = Iterator[str | Table]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer for programs and the ``report`` for people; ``is_quiet``: nothing would happen, or, of a backtest, all
+    happened as foretold.
+    """
+
+    content: Json
+    report: Report
+    is_quiet: bool
 
 
 @dataclass(frozen=True)
@@ -60,10 +79,8 @@ class Question:
     threshold: float
 
 
-def ask(
-    question: Question, url: str, token: str | None, trusted: ssl.SSLContext | None = None
-) -> tuple[Json, list[str], bool]:
-    """Return the answer for programs, the lines for people, and True if nothing would happen, or happened otherwise.
+def ask(question: Question, url: str, token: str | None, trusted: ssl.SSLContext | None = None) -> Reply:
+    """Return the answer to a question.
 
     Raises ScheduleError, and TraceError where the collector does not answer or the run has too little.
     """
@@ -97,7 +114,7 @@ def find_decays(settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float
     )
 
 
-def _foresee(history: History, question: Question, schedule: schedules.Schedule) -> tuple[Json, list[str], bool]:
+def _foresee(history: History, question: Question, schedule: schedules.Schedule) -> Reply:
     steps, rates, begin = follow(history, question, schedule)
     before = history.rates_at(np.array([begin - 1]))[0]
     answer = whatif.foresee(history, Plan.following(history, steps, rates), question.threshold)
@@ -112,7 +129,7 @@ def _foresee(history: History, question: Question, schedule: schedules.Schedule)
         "rates": {"before": _plain(before), "first": _plain(rates[steps >= begin][0]), "last": _plain(rates[-1])},
     }
     body = {"outlooks": list(map(_outlook_json, answer.outlooks)), "unknown": answer.unknown}
-    return {**head, **body, "assumptions": ASSUMPTIONS}, list(_report(head, answer)), not found
+    return Reply({**head, **body, "assumptions": ASSUMPTIONS}, _report(head, answer), not found)
 
 
 def follow(history: History, question: Question, schedule: schedules.Schedule) -> tuple[Ints, Floats, int]:
@@ -136,7 +153,7 @@ def follow(history: History, question: Question, schedule: schedules.Schedule) -
     return steps, rates, begin
 
 
-def _test(history: History, question: Question) -> tuple[Json, list[str], bool]:
+def _test(history: History, question: Question) -> Reply:
     step = whatif.find_change(history) if question.first is None else question.first
     if step is None:
         raise TraceError(f"The learning rate of {question.run} did not change: name a step with --backtest STEP.")
@@ -155,7 +172,7 @@ def _test(history: History, question: Question) -> tuple[Json, list[str], bool]:
     }
     rows = [{**_outlook_json(each.outlook), "happened": each.happened, "verdict": each.word} for each in verdicts]
     content = {**head, "verdicts": rows, "unknown": answer.unknown, "assumptions": ASSUMPTIONS}
-    return content, list(_test_report(head, verdicts)), not score["missed"] + score["false"] + score["off"]
+    return Reply(content, _test_report(head, verdicts), not score["missed"] + score["false"] + score["off"])
 
 
 def _plain(rates: Floats) -> list[float | None]:
@@ -169,7 +186,7 @@ def _outlook_json(outlook: Outlook) -> Json:
     return {"layer": outlook.layer.name, **others, **asdict(outlook.steps), "rate": outlook.rate}
 
 
-def _report(head: Json, answer: Answer) -> Iterator[str]:
+def _report(head: Json, answer: Answer) -> Report:
     of_groups = list(zip(*head["rates"].values(), strict=True))
     is_alike = len(set(of_groups)) == 1
     rates = "; ".join(
@@ -190,7 +207,7 @@ def _report(head: Json, answer: Answer) -> Iterator[str]:
     yield from ASSUMPTIONS
 
 
-def _weight_lines(weights: Sequence[Outlook]) -> Iterator[str]:
+def _weight_lines(weights: Sequence[Outlook]) -> Report:
     by_layer: dict[str, list[Outlook]] = {}
     for each in weights:
         by_layer.setdefault(each.layer.name, []).append(each)
@@ -208,7 +225,7 @@ def _weight_lines(weights: Sequence[Outlook]) -> Iterator[str]:
     yield from _table(("PARAMETER", "UNMOVED NOW", *columns, "BELOW RATE"), table, len(order))
 
 
-def _gradient_lines(gradients: Sequence[Outlook], threshold: float) -> Iterator[str]:
+def _gradient_lines(gradients: Sequence[Outlook], threshold: float) -> Report:
     told = sorted(filter(_is_told, gradients), key=_order)
     under = sum(each.is_past for each in gradients)
     already = f" ({under:,} {agree(under, ('is', 'are'))} already)" if under else ""
@@ -217,9 +234,9 @@ def _gradient_lines(gradients: Sequence[Outlook], threshold: float) -> Iterator[
     yield from _table(("PARAMETER", "NOW", "FROM STEP"), table, len(told))
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], of: int) -> Iterator[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], of: int) -> Report:
     if rows:
-        yield terminal.table(head, rows)
+        yield Table(head, rows)
     if of > len(rows):
         yield f"and {of - len(rows):,} more: --json has all"
 
@@ -254,7 +271,7 @@ def _unknown_lines(answer: Answer) -> Iterator[str]:
             yield f"No forecast of {kind}: {'; '.join(parts)}."
 
 
-def _test_report(head: Json, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _test_report(head: Json, verdicts: Sequence[Verdict]) -> Report:
     yield f"{head['run']}: the forecast before step {head['step']:,}, with the rates that came, and what happened"
     yield ", ".join(f"{head['score'][word]:,} {word}" for word in VERDICTS)
     if head["median_steps_away"] is not None:
