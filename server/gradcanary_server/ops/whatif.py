@@ -34,11 +34,12 @@ LEVELS = (0.5, 0.9)
 """Shares of unmoved weights: those of the rule frozen."""
 
 REACH_PER_UPDATE = 1.8
-"""The farthest of 50 steps beside the root mean square of one: 1.5 to 2.4 in 8 of 10 layers of
-tests/benchmarks/whatif.py."""
+"""The farthest of 50 steps beside the root mean square of one, of the trainings that set it; 1.7 to 2.5 in 8 of 10
+layers of the others (tests/benchmarks/whatif.py).
+"""
 
 RATE_BAND = (2.3, 0.8)
-"""The rate at which a layer passes a level, over the forecast: 8 of 10 lie between (tests/benchmarks/whatif.py)."""
+"""The rate at which a layer passes a level, over the forecast: 0.9 to 2.2 in 8 of 10 (tests/benchmarks/whatif.py)."""
 
 LAST_SHARES, LAST_UPDATES = 3, 5
 
