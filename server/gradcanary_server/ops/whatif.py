@@ -341,14 +341,16 @@ def fit_trend(history: History, column: int, until: int) -> Trend | str:
     """Return the trend of a layer's gradients up to a step, or why none is continued."""
     layer = history.layers[column]
     group = layer.group
-    if group is None or group >= history.rates.shape[1] or np.isnan(history.rates[:, group]).all():
+    if group is None:
+        return "in no optimizer"
+    if group >= history.rates.shape[1] or np.isnan(history.rates[:, group]).all():
         return "no learning rate on record"
     is_before = (history.level_steps <= until) & ~np.isnan(history.levels[:, column])
     steps, levels = history.level_steps[is_before], history.levels[is_before, column]
     steps, levels = steps[len(steps) // 2 :], levels[len(levels) // 2 :]  # the later half: a training begins otherwise
     least, most = TREND_BLOCKS
     if len(steps) < least:
-        return "too few samples"
+        return f"fewer than {2 * least * BLOCK} samples"
     thin = -(-len(steps) // most)
     steps, levels = steps[::-thin][::-1], levels[::-thin][::-1]
     progress = history.progress(group, steps)

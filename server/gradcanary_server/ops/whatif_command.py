@@ -19,7 +19,7 @@ from gradcanary_server.ops import rules_command, schedules, whatif
 from gradcanary_server.ops.whatif import Answer, History, Outlook, Plan, Steps, Verdict
 from gradcanary_server.rules.types import Floats, Ints
 
-GRID = 10_000
+GRID = 20_000
 """Steps at which a schedule is computed, at most."""
 
 LEAST_STEPS = 10_000
@@ -212,7 +212,7 @@ def _weight_lines(weights: Sequence[Outlook]) -> Report:
     for each in weights:
         by_layer.setdefault(each.layer.name, []).append(each)
     rows = {name: found for name, found in by_layer.items() if any(map(_is_told, found))}
-    still = sum(all(each.is_past for each in found) for found in by_layer.values())
+    still = sum(any(each.is_past for each in found) for name, found in by_layer.items() if name not in rows)
     already = f" ({still:,} more stand still already)" if still else ""
     measured = count(len(by_layer), "measured parameter")
     yield f"Low-precision weights that would stop moving: {len(rows):,} of {measured}{already}"

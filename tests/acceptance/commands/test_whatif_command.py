@@ -63,7 +63,7 @@ def test_nothing_is_foretold_of_a_healthy_training(
     assert (status, sum(found["score"].values()) - found["score"]["possible"]) == (0, found["score"]["quiet"])
     status, found = whatif(training.name, "--schedule", "lr")
     assert (status, [each for each in found["outlooks"] if each["likely"] is not None]) == (0, [])
-    assert (found["from"], found["to"], found["resolution"]) == (1_000, 11_000, 2)
+    assert (found["from"], found["to"], found["resolution"]) == (1_000, 11_000, 1)
 
 
 @pytest.fixture(scope="module")

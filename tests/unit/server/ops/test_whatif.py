@@ -132,7 +132,7 @@ def test_a_fall_by_weight_decay_goes_on_with_the_sum_of_rates(factor: float) -> 
 def test_no_other_fall_is_continued(of_run: float, decay: float, says: str) -> None:
     history = read(trace(np.full(1_000, RATE), decay=of_run), decay=decay)
     assert str(whatif.fit_trend(history, 1, 999)).startswith(says)
-    assert whatif.fit_trend(history, 1, 300) == "too few samples"
+    assert whatif.fit_trend(history, 1, 300) == "fewer than 400 samples"
 
 
 def test_a_decay_that_begins_later_explains_nothing_before() -> None:
