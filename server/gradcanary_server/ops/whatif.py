@@ -535,7 +535,7 @@ def backtest(history: History, step: int, threshold: float) -> tuple[Answer, lis
     measured = {}
     for layer in history.layers:
         steps = history.of("frozen_fraction", layer).steps
-        steps = steps[steps - int(history.spans[-1]) >= step]  # the first whole span after it
+        steps = steps[steps >= step]
         if len(steps):
             rates = np.repeat(history.highest_rates(layer, steps)[:, None], history.rates.shape[1], axis=1)
             measured[layer.number] = Plan(steps, rates, rates)

@@ -167,6 +167,7 @@ STEPS = np.arange(1_000)
         (np.where(STEPS < 600, 1e-3, 1e-4), 600),
         (np.where(STEPS < 600, 1e-3, 5e-4), 600),
         (1e-3 * np.cos(STEPS / 1_000 * np.pi / 2), 292),  # under 0.9 of the highest since step 50
+        (np.where(STEPS < 700, 1e-3 * (1 - STEPS / 3_500), 1e-4), 700),  # the jump, not the slow fall before
         (np.minimum(STEPS + 1, 100) * 1e-5, None),  # a warm-up is no change
         (np.zeros(1_000), None),
     ],
