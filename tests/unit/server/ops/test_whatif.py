@@ -211,3 +211,9 @@ def test_a_backtest_needs_samples_on_both_sides() -> None:
     for step in (0, 200):
         with pytest.raises(ValueError, match="samples on one side of it only"):
             whatif.backtest(history, step, 1e-4)
+
+
+def test_weights_that_stood_still_before_may_stop_again() -> None:
+    rates = np.where((STEPS >= 500) & (STEPS < 700), 1e-3, 1e-5)
+    found = verdicts(read(trace(rates)), 500, 1e-9)["weights", 0.5]
+    assert (found.outlook.steps.likely, found.happened, found.word) == (750, 750, "hit")
