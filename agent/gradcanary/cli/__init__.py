@@ -91,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     runs.add_commands(commands)
     serve.add_backup_and_migrate(commands)
     serve.add_test_rules(commands)
+    serve.add_whatif(commands)
     return top
 
 

@@ -164,8 +164,8 @@ def _factor(configuration: Configuration, setting: Setting) -> float | None:
         return None
     rate = configuration.number("lr", setting.groups[0], setting.step)
     has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
-    is_decoupled = _is_decoupled(configuration, setting.groups[0], setting.step)
-    return 1 - rate * value if rate is not None and is_decoupled and has_risen else None
+    is_factor = rate is not None and has_risen and is_decoupled(configuration, setting.groups[0], setting.step)
+    return 1 - rate * value if rate is not None and is_factor else None
 
 
 def _decay(configuration: Configuration, setting: Setting, factor: float) -> SettingCause:
@@ -322,7 +322,8 @@ def _is_early_or_recent(configuration: Configuration, setting: Setting, since: i
     )
 
 
-def _is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+def is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+    """Return True if the weight decay of a group multiplies its weights by ``1 - lr * weight_decay`` in each step."""
     flag = configuration.value("decoupled_weight_decay", group, step)
     kind = str(configuration.value("optimizer", group, step))
     return flag is True or "AdamW" in kind
