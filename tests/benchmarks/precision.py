@@ -14,7 +14,6 @@ missed.
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -45,17 +45,18 @@ from precision_page import (
     change,
     measured,
     published,
-    share,
 )
 from torch import Tensor, nn
 from ways import ALL, DEVICE, LORA, PLAIN, WAYS, Training, Way, adamw, float64_sums, stack, trainable, ways_for
+
+from gradcanary.wording import percent
 
 RATE = 1e-3
 SLOW_RATES = (1e-4, 1e-5)
 WORKERS = 2
 
 MEMORY_WIDTH, MEMORY_BATCH, MEMORY_WINDOWS = 1024, 8, 2
-TIME_LAYERS, TIME_WIDTH, TIME_RANK, TIME_BATCH = 4, 256, 16, 128
+TIME_LAYERS, TIME_WIDTH, TIME_RANK, TIME_BATCH = 4, 256, 16, 64
 
 MOST_ACCUMULATORS, MOST_PEAK = 2.0, 1.27
 """4 bytes instead of 2. Of all that AdamW keeps of a bfloat16 parameter 10 instead of 8, and one tensor twice."""
@@ -79,7 +80,7 @@ class Plan:
 
 
 FULL = Plan(
-    {8: 200, 64: 40, 512: 8, 2048: 4}, 300, 3, {8: 24, 64: 6, 512: 1, 2048: 1}, 48, [(ALL, 64), (LORA, 64), (LORA, 8)]
+    {8: 200, 64: 40, 512: 8, 2048: 3}, 200, 3, {8: 24, 64: 6, 512: 1, 2048: 1}, 48, [(ALL, 64), (LORA, 64), (LORA, 8)]
 )
 QUICK = Plan({8: 10, 64: 3}, 10, 2, {8: 2, 64: 1}, 4, [(ALL, 64)])
 
@@ -286,9 +287,9 @@ def limits() -> str:
     """Return a sentence on the smallest numbers of float16 and bfloat16."""
     half, brain = torch.finfo(torch.float16), torch.finfo(torch.bfloat16)
     return (
-        f"6e-8 is float16's floor: its smallest number over 0 is {half.smallest_normal * half.eps:.2e}. That of bfloat16 is "
-        f"{brain.smallest_normal * brain.eps:.2e}, its smallest normal one {brain.smallest_normal:.2e}; what it lacks is digits: 1 and the "
-        f"next larger number differ by {share(brain.eps)} (float16: {share(half.eps)})."
+        f"6e-8 is float16's floor: its smallest number over 0 is {half.smallest_normal * half.eps:.2e}. Of bfloat16 it "
+        f"is {brain.smallest_normal * brain.eps:.2e}, its smallest normal number {brain.smallest_normal:.2e}. What "
+        f"bfloat16 lacks is digits: after 1 comes 1 + {brain.eps:g}, in float16 1 + {half.eps:g}."
     )
 
 
@@ -299,7 +300,7 @@ def forward_error() -> str:
     for each in (low, exact):
         each.accumulate(1)
     found, true = ([each.grad.double() for each in training.parameters] for training in (low, exact))
-    return f"One micro-step's gradient, computed in bfloat16, is {share(error(found, true))} from that of float64."
+    return f"One micro-step's gradient, computed in bfloat16, is {percent(error(found, true))} from that of float64."
 
 
 def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least: dict[str, Memory]) -> list[str]:
@@ -329,19 +330,22 @@ def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least
 
 def measure(plan: Plan) -> Results:
     """Measure all."""
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {os.cpu_count()} cores"
-    torchao = "" if WAYS[-1].optimizer is adamw else ", torchao"
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{os.cpu_count()} CPU cores"
+    torchao = "" if WAYS[-1].optimizer is adamw else f", torchao {version('torchao')}"
     jobs: dict[Job, int] = {(ALL, count, RATE): steps for count, steps in plan.steps.items()}
     jobs |= {(ALL, min(plan.steps), rate): plan.slow_steps for rate in SLOW_RATES}
     jobs |= {(LORA, min(plan.steps), rate): plan.slow_steps for rate in (RATE, SLOW_RATES[0])}
     results = Results(
-        f"torch {torch.__version__}{torchao}, {device}, {platform.machine()}, {plan.seeds} seeds",
+        f"torch {torch.__version__}{torchao}, {device}, load {os.getloadavg()[0]:.0f} before, {plan.seeds} seeds",
         PLAIN.name,
         [way.name for way in WAYS],
         jobs,
     )
     context = get_context("spawn")
     with ProcessPoolExecutor(WORKERS, context, torch.set_num_threads, (1,)) as pool:
+        times = pool.submit(step_times, plan.windows)
+        if DEVICE == "cuda":
+            times.result()  # the others would be on the same device
         runs = {
             (job, way.name): [pool.submit(trained, way, job, steps, seed) for seed in range(plan.seeds)]
             for job, steps in sorted(jobs.items(), key=lambda item: -item[0][1] * item[1])
@@ -350,9 +354,17 @@ def measure(plan: Plan) -> Results:
         windows = {
             (count, rate, alike, way.name): pool.submit(window, way, count, rate, alike)
             for count in reversed(plan.steps)
-            for rate, alike in [*((rate, False) for rate in SLOW_RATES), (RATE, True)]
+            for rate, alike in ((min(SLOW_RATES), False), (RATE, True))
             for way in WAYS
         }
+        for what, rank in plan.held:
+            results.memory[f"{what}, rank {rank}"] = {
+                way.name: peak_apart(way, what, plan.layers, rank) for way in ways_for(what)
+            }
+        few = [{way.name: peak_apart(way, ALL, 4, 64, count) for way in WAYS[:2]} for count in (8, max(plan.steps))]
+        print("memory is measured", file=sys.stderr, flush=True)
+        results.times = times.result()
+        print("times are measured", file=sys.stderr, flush=True)
         for job in jobs:
             results.trained[job] = {way.name: [run.result() for run in runs[job, way.name]] for way in ways_for(job[0])}
             print(f"trained: {job}", file=sys.stderr, flush=True)
@@ -361,13 +373,6 @@ def measure(plan: Plan) -> Results:
                 results.alike.setdefault(count, {})[way] = found.result()
             else:
                 results.independent.setdefault((count, rate), {})[way] = found.result()
-    results.times = step_times(plan.windows)
-    print("timed", file=sys.stderr, flush=True)
-    for what, rank in plan.held:
-        results.memory[f"{what}, rank {rank}"] = {
-            way.name: peak_apart(way, what, plan.layers, rank) for way in ways_for(what)
-        }
-    few = [{way.name: peak_apart(way, ALL, 4, 64, count) for way in WAYS[:2]} for count in (8, max(plan.steps))]
     results.sentences = sentences(results, plan, few[1], few[0])
     return results
 

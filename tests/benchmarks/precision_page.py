@@ -5,11 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradcanary.wording import percent
+
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 BEGIN, END = "<!-- measured: python tests/benchmarks/precision.py --write -->\n", "<!-- end of what is measured -->\n"
 
 CLAIMED_TIME, CLAIMED_MEMORY = "+4 %", "+0.6 %"
 """What an article says that float32 accumulators cost."""
+
+
+SMALLEST = 5e-4
+"""Of a loss with three decimals."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +70,6 @@ class Results:
     sentences: list[str] = field(default_factory=list)
 
 
-def share(value: float) -> str:
-    """Return a share of 1 in percent, with two digits: ``0.17 %``, ``25 %``; ``0`` under a millionth."""
-    if value < 1e-6:
-        return "0"
-    digits = 0 if value >= 0.0995 else 1 if value >= 0.00995 else 2 if value >= 0.000995 else 4
-    return f"{100 * value:.{digits}f} %"
-
-
 def change(ratio: float) -> str:
     """Return a ratio as what it adds: ``+4.2 %``."""
     return f"{100 * (ratio - 1):+.1f} %"
@@ -79,9 +77,9 @@ def change(ratio: float) -> str:
 
 def is_difference(differences: Sequence[float]) -> bool:
     """Return True if differences, one by seed, are more than their spread: all of one sign, and their mean over twice
-    their standard deviation."""
+    their standard deviation, and over what is printed."""
     mean, spread = statistics.mean(differences), statistics.stdev(differences)
-    return (min(differences) > 0 or max(differences) < 0) and abs(mean) > 2 * spread
+    return (min(differences) > 0 or max(differences) < 0) and abs(mean) > max(2 * spread, SMALLEST)
 
 
 def loss(trainings: Sequence[Trained], plain: Sequence[Trained]) -> str:
@@ -127,35 +125,40 @@ def by_micro_steps(results: Results) -> str:
         "way",
         "error: independent",
         "error: alike",
-        f"a step at lr {slow:g} leaves",
-        f"final loss, lr {rate:g}",
+        f"a step at lr {_rate(slow)} leaves",
+        f"final loss, lr {_rate(rate)}",
     ]
     rows = []
     for count, times in results.times.items():
         job = (trained, count, rate)
         for way in results.ways:
+            trainings, plain = results.trained[job][way], results.trained[job][results.plain]
             independent, alike = results.independent[count, slow][way], results.alike[count][way]
             rows.append(
                 [
                     f"{count:,}" if way == results.plain else "",
                     way,
                     _error(independent),
-                    f"{_error(alike)}, {share(alike.norm)} of the norm left",
+                    f"{_error(alike)}, {percent(alike.norm)} of the norm left",
                     _unmoved(independent),
-                    f"{loss(results.trained[job][way], results.trained[job][results.plain])}, {results.steps[job]} steps",
+                    f"{loss(trainings, plain)}, {results.steps[job]} steps",
                     "1" if way == results.plain else change(times[way]),
                 ]
             )
     return table([*head, "step time"], rows)
 
 
+def _rate(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-")
+
+
 def _error(sums: Sums) -> str:
-    return share(sums.handed) + ("" if sums.lora > sums.handed / 2 else f" (LoRA: {share(sums.lora)})")
+    return percent(sums.handed) + ("" if sums.lora > sums.handed / 2 else f" (LoRA: {percent(sums.lora)})")
 
 
 def _unmoved(sums: Sums) -> str:
-    copies = "" if sums.unmoved_stepped == sums.unmoved else f" (copies: {share(sums.unmoved_stepped)})"
-    return share(sums.unmoved) + copies
+    copies = "" if sums.unmoved_stepped == sums.unmoved else f" (copies: {percent(sums.unmoved_stepped)})"
+    return percent(sums.unmoved) + copies
 
 
 def by_rate(results: Results) -> str:
@@ -171,9 +174,9 @@ def by_rate(results: Results) -> str:
             is_first = way == results.plain
             rows.append(
                 [
-                    f"{what}, lr {rate:g}, {results.steps[what, count, rate]} steps" if is_first else "",
+                    f"{what}, lr {_rate(rate)}, {results.steps[what, count, rate]} steps" if is_first else "",
                     way,
-                    share(statistics.mean(each.unmoved for each in trainings)),
+                    percent(statistics.mean(each.unmoved for each in trainings)),
                     f"{before:.3f}" if is_first else "",
                     loss(trainings, plain),
                 ]
