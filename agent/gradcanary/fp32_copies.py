@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gradcanary.fp32_sums import INSTEAD, chosen_parameters, closure_of, optimizer_in, reducer_of, with_closure
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
-from gradcanary.model.declared_dtypes import masters_of, register_masters, unregister_masters
+from gradcanary.model.declared_dtypes import has_masters, register_masters, unregister_masters
 from gradcanary.stats.kernels import LOW_PRECISION
 
 Optimizer = torch.optim.Optimizer
@@ -70,7 +70,7 @@ def fp32_masters(optimizer: Optimizer, params: str | None = None) -> Fp32Masters
         )
     if any(group.get("differentiable") for group in inner.param_groups):
         raise ValueError(f"{NAME}(): a differentiable optimizer has to step the parameters themselves")
-    if masters_of(inner):
+    if has_masters(inner):
         raise ValueError(f"{NAME}(): this optimizer has float32 copies already; close() that one first")
     masters = Fp32Masters({id(parameter): _copy_of(parameter) for parameter in chosen})
     masters.attach(inner)
@@ -276,12 +276,17 @@ def _copy_of(tensor: Tensor) -> nn.Parameter:
 
 
 def _following(master: nn.Parameter, parameter: nn.Parameter) -> nn.Parameter:
-    """Return the copy, with each element that is not the parameter's any more taken over from it; no value is read."""
+    """Return the copy, with each element that is not the parameter's any more taken over from it.
+
+    Only on a CPU, where nothing waits for it, a value is read, which saves a pass over both.
+    """
     if master.shape != parameter.shape:
         return _copy_of(parameter)
     if master.device != parameter.device:
         master = _copy_of(master.to(parameter.device))
-    torch.where(master.to(parameter.dtype) == parameter, master, parameter, out=master)
+    rounded = master.to(parameter.dtype)
+    if parameter.device.type != "cpu" or not torch.equal(rounded, parameter):
+        torch.where(rounded == parameter, master, parameter, out=master)
     return master
 
 

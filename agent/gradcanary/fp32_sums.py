@@ -27,7 +27,7 @@ from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
-from gradcanary.model.declared_dtypes import is_summed, masters_of, register, unregister
+from gradcanary.model.declared_dtypes import has_master, is_summed, register, unregister
 from gradcanary.model.distributed import is_dtensor
 from gradcanary.model.layers import discover, dtype_name, named_parameters
 from gradcanary.model.parameters import Location, ParameterRef, live_objects, locations
@@ -207,9 +207,8 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
             )
         if any(parameter.dtype is torch.float16 for parameter in parameters):
             _unscale(optimizer)
-        masters = masters_of(optimizer)
         for parameter in parameters:
-            if id(parameter) not in masters:  # these take the float32 sum
+            if not has_master(parameter):  # which takes the float32 sum
                 round_grad(parameter, parameter.dtype)
 
 

@@ -1,6 +1,6 @@
 """What sums and weights in bfloat16 lose, and what float32 ones cost: the tables of docs/precision.md.
 
-    python tests/benchmarks/precision.py [--quick] [--write]
+    python tests/benchmarks/precision.py [--quick] [--write] [--workers 2]
 
 At each K (micro-steps of a step), each way of ``ways.py`` fine-tunes a small language model to another rule of its
 language: all weights, LoRA included, or the LoRA alone. Errors are those of whole gradients, of all parameters as one
@@ -53,7 +53,6 @@ from gradcanary.wording import percent
 
 RATE = 1e-3
 SLOW_RATES = (1e-4, 1e-5)
-WORKERS = 2
 
 MEMORY_WIDTH, MEMORY_BATCH, MEMORY_WINDOWS = 1024, 8, 2
 TIME_LAYERS, TIME_WIDTH, TIME_RANK, TIME_BATCH = 4, 256, 16, 64
@@ -79,9 +78,7 @@ class Plan:
     """What is trained there, and the rank of the LoRA."""
 
 
-FULL = Plan(
-    {8: 200, 64: 40, 512: 8, 2048: 3}, 200, 3, {8: 24, 64: 6, 512: 1, 2048: 1}, 48, [(ALL, 64), (LORA, 64), (LORA, 8)]
-)
+FULL = Plan({8: 200, 64: 40, 512: 8, 2048: 3}, 200, 3, {8: 24, 64: 6, 512: 1, 2048: 1}, 48, [(ALL, 64), (LORA, 8)])
 QUICK = Plan({8: 10, 64: 3}, 10, 2, {8: 2, 64: 1}, 4, [(ALL, 64)])
 
 
@@ -328,8 +325,8 @@ def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least
     ]
 
 
-def measure(plan: Plan) -> Results:
-    """Measure all."""
+def measure(plan: Plan, workers: int) -> Results:
+    """Measure all, in as many processes."""
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{os.cpu_count()} CPU cores"
     torchao = "" if WAYS[-1].optimizer is adamw else f", torchao {version('torchao')}"
     jobs: dict[Job, int] = {(ALL, count, RATE): steps for count, steps in plan.steps.items()}
@@ -342,7 +339,7 @@ def measure(plan: Plan) -> Results:
         jobs,
     )
     context = get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, context, torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool:
         times = pool.submit(step_times, plan.windows)
         if DEVICE == "cuda":
             times.result()  # the others would be on the same device
@@ -381,6 +378,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What bfloat16 loses, and what float32 costs.")
     parser.add_argument("--quick", action="store_true", help="a minute, to see that it works")
     parser.add_argument("--write", action="store_true", help=f"publish in {PAGE.relative_to(PAGE.parents[1])}")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time (default: %(default)s)")
     parser.add_argument("--memory", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -390,7 +388,7 @@ def main() -> int:
         return 0
     if arguments.quick and arguments.write:
         parser.error("--quick measures too little to publish")
-    results = measure(QUICK if arguments.quick else FULL)
+    results = measure(QUICK if arguments.quick else FULL, arguments.workers)
     page = measured(results)
     print(page)
     if arguments.write:

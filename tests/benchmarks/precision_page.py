@@ -153,7 +153,8 @@ def _rate(value: float) -> str:
 
 
 def _error(sums: Sums) -> str:
-    return percent(sums.handed) + ("" if sums.lora > sums.handed / 2 else f" (LoRA: {percent(sums.lora)})")
+    is_other = sums.lora < sums.handed / 2 and sums.handed > 5e-5
+    return percent(sums.handed) + (f" (LoRA: {percent(sums.lora)})" if is_other else "")
 
 
 def _unmoved(sums: Sums) -> str:

@@ -157,9 +157,14 @@ def unregister_masters(optimizer: torch.optim.Optimizer) -> None:
     _revision += 1
 
 
-def masters_of(optimizer: torch.optim.Optimizer) -> Mapping[int, Tensor]:
-    """Return the float32 copies that ``fp32_masters()`` has an optimizer step, by id of the parameter."""
-    return _masters.get(optimizer, {})
+def has_masters(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if ``fp32_masters()`` is on for an optimizer."""
+    return optimizer in _masters
+
+
+def has_master(parameter: Tensor) -> bool:
+    """Return True if an optimizer steps a float32 copy of a parameter."""
+    return any(id(parameter) in each for each in _masters.values())
 
 
 def revision() -> int:
