@@ -14,7 +14,7 @@ WORKERS ?= 4
 # Tests of one file stay in one process: they share what it has made once.
 DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
-BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
+BENCHMARKS ?= agent_overhead agent_budget precision endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
 .PHONY: demo test test-all test-gpu check detection words public-loops loops benchmarks browser screenshots clean
 
