@@ -106,8 +106,8 @@ _UNUSED = (
 _FP32_SUM = "Sum gradients in float32, or over fewer micro-steps."
 _FP32_WEIGHTS = (
     "Keep these weights in float32, under autocast; where they have to stay as they are, let the optimizer step "
-    "float32 copies of them. Rounding them stochastically takes less memory. If they still stand still, print the norm of the "
-    "gradients right before optimizer.step(): it may be close to zero."
+    "float32 copies of them. Rounding them stochastically takes less memory. If they still stand still, print the norm "
+    "of the gradients right before optimizer.step(): it may be close to zero."
 )
 _CLIP_LIMIT = (
     "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
