@@ -231,6 +231,21 @@ def test_a_checkpoint_after_a_step_that_raised_is_whole() -> None:
     assert [sorted(each) for each in states.values()] == [["fp32_master", "sum"]] * 4
 
 
+def test_an_optimizer_that_is_thrown_away_after_it_raised_leaves_nothing() -> None:
+    model = net()
+    optimizer = StopsOnce(model.parameters(), lr=1e-3)
+    gradcanary.fp32_masters(optimizer)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, range(1))
+    ends = [weakref.ref(optimizer), weakref.ref(model[0].weight)]
+    del model, optimizer
+    gc.collect()
+    torch.ones(1, requires_grad=True).sum().backward()
+    gc.collect()
+    assert [each() for each in ends] == [None, None]
+    assert not hasattr(torch.autograd.backward, "__wrapped__")
+
+
 def test_a_closure_that_raises_passes() -> None:
     model = net()
     optimizer = adamw(list(model.parameters()))
