@@ -41,7 +41,7 @@ ASSUMPTIONS = (
     ),
     (
         "Gradients: a fall goes on only where it is as fast as weight decay (learning rate x decay in each step), as "
-        "that of a LoRA half whose other half decays. No other fall is continued: such forecasts were wrong."
+        "that of a LoRA half whose other half decays. No other fall is continued: most of them end."
     ),
     "In brackets: from the earliest to the latest step. 'perhaps from': only the early end of the range is reached.",
 )
