@@ -85,7 +85,7 @@ class Schedule:
         """Return float64[n, groups] at some steps; raises ScheduleError where it is not a learning rate.
 
         ``first`` is the step at which the schedule begins, and ``last`` float64[groups] are the rates before it, which
-        groups without a curve keep.
+        groups without a curve keep. A group whose rate is unknown (NaN) stays so.
         """
         known = sorted(group for group in self.curves if group is not None)
         if known and known[-1] >= len(last):
@@ -94,9 +94,9 @@ class Schedule:
         found = np.tile(last, (len(steps), 1))
         for group in range(len(last)):
             curve = self.curves.get(group, self.curves.get(None))
-            if curve is not None:
+            if curve is not None and not np.isnan(last[group]):
                 found[:, group] = curve(steps, first, float(last[group]))
-        _check_rates(self.text, steps, found)
+        _check_rates(self.text, steps, found[:, ~np.isnan(last)])
         return found
 
 

@@ -28,6 +28,9 @@ LEAST_STEPS = 10_000
 MAX_ROWS = 20
 """Parameters in a table."""
 
+MAX_RATES = 4
+"""Learning rates in the first line."""
+
 VERDICTS = ("hit", "off", "possible", "missed", "false", "quiet")
 
 ASSUMPTIONS = (
@@ -38,7 +41,7 @@ ASSUMPTIONS = (
     ),
     (
         "Gradients: a fall goes on only where it is as fast as weight decay (learning rate x decay in each step), as "
-        "that of a LoRA half whose other half decays. No other fall is continued: such forecasts were wrong."
+        "that of a LoRA half whose other half decays. No other fall is continued: most of them end."
     ),
     "In brackets: from the earliest to the latest step. 'perhaps from': only the early end of the range is reached.",
 )
@@ -187,12 +190,7 @@ def _outlook_json(outlook: Outlook) -> Json:
 
 
 def _report(head: Json, answer: Answer) -> Report:
-    of_groups = list(zip(*head["rates"].values(), strict=True))
-    is_alike = len(set(of_groups)) == 1
-    rates = "; ".join(
-        f"{'' if is_alike else f'of group {group} '}{number(before)} before, {number(first)} first, {number(last)} last"
-        for group, (before, first, last) in enumerate(of_groups[:1] if is_alike else of_groups)
-    )
+    rates = "; ".join(_rate_words(head["rates"]))
     yield f"{head['run']}: {head['schedule']} from step {head['from']:,} to {head['to']:,}; learning rate {rates}"
     if head["resolution"] > 1:
         yield f"Steps are computed {head['resolution']:,} apart."
@@ -207,11 +205,23 @@ def _report(head: Json, answer: Answer) -> Report:
     yield from ASSUMPTIONS
 
 
+def _rate_words(rates: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
+    """Yield the rates of the parameter groups, those of groups alike once."""
+    groups: dict[tuple[float | None, ...], list[int]] = {}
+    for group, of_group in enumerate(zip(*rates.values(), strict=True)):
+        groups.setdefault(of_group, []).append(group)
+    for (before, first, last), numbers in list(groups.items())[:MAX_RATES]:
+        some = f"of group {numbers[0]} " if len(numbers) == 1 else f"of {len(numbers)} groups from {numbers[0]} on "
+        yield f"{some if len(groups) > 1 else ''}{number(before)} before, {number(first)} first, {number(last)} last"
+    if len(groups) > MAX_RATES:
+        yield f"and {len(groups) - MAX_RATES} more: --json has all"
+
+
 def _weight_lines(weights: Sequence[Outlook]) -> Report:
     by_layer: dict[str, list[Outlook]] = {}
     for each in weights:
         by_layer.setdefault(each.layer.name, []).append(each)
-    rows = {name: found for name, found in by_layer.items() if any(map(_is_told, found))}
+    rows = {name: found for name, found in by_layer.items() if any(map(_is_forecast, found))}
     still = sum(any(each.is_past for each in found) for name, found in by_layer.items() if name not in rows)
     already = f" ({still:,} more stand still already)" if still else ""
     measured = count(len(by_layer), "measured parameter")
@@ -226,12 +236,12 @@ def _weight_lines(weights: Sequence[Outlook]) -> Report:
 
 
 def _gradient_lines(gradients: Sequence[Outlook], threshold: float) -> Report:
-    told = sorted(filter(_is_told, gradients), key=_order)
+    listed = sorted(filter(_is_forecast, gradients), key=_order)
     under = sum(each.is_past for each in gradients)
     already = f" ({under:,} {agree(under, ('is', 'are'))} already)" if under else ""
-    yield f"Gradients that would come under {number(threshold)}: {count(len(told), 'parameter')}{already}"
-    table = [(each.layer.name, number(each.now), _when(each)) for each in told[:MAX_ROWS]]
-    yield from _table(("PARAMETER", "NOW", "FROM STEP"), table, len(told))
+    yield f"Gradients that would come under {number(threshold)}: {count(len(listed), 'parameter')}{already}"
+    table = [(each.layer.name, number(each.now), _when(each)) for each in listed[:MAX_ROWS]]
+    yield from _table(("PARAMETER", "NOW", "FROM STEP"), table, len(listed))
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], of: int) -> Report:
@@ -241,7 +251,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], of: int) -> R
         yield f"and {of - len(rows):,} more: --json has all"
 
 
-def _is_told(outlook: Outlook) -> bool:
+def _is_forecast(outlook: Outlook) -> bool:
     return not outlook.is_past and outlook.steps.earliest is not None
 
 
@@ -276,13 +286,13 @@ def _test_report(head: Json, verdicts: Sequence[Verdict]) -> Report:
     yield ", ".join(f"{head['score'][word]:,} {word}" for word in VERDICTS)
     if head["median_steps_away"] is not None:
         yield f"Likely steps are {head['median_steps_away']:,g} steps away from those that came (median)."
-    told = sorted((each for each in verdicts if each.word != "quiet"), key=lambda each: _order(each.outlook))
+    listed = sorted((each for each in verdicts if each.word != "quiet"), key=lambda each: _order(each.outlook))
     table = [
         (each.outlook.layer.name, _what(each.outlook), _range(each.outlook.steps), _step(each.happened), each.word)
-        for each in told[:MAX_ROWS]
+        for each in listed[:MAX_ROWS]
     ]
     yield ""
-    yield from _table(("PARAMETER", "WHAT", "FORETOLD", "HAPPENED", "VERDICT"), table, len(told))
+    yield from _table(("PARAMETER", "WHAT", "FORETOLD", "HAPPENED", "VERDICT"), table, len(listed))
     yield ""
     yield "hit: within the range; off: outside; possible: foretold as 'perhaps'; quiet: not foretold, did not happen."
     yield from ASSUMPTIONS

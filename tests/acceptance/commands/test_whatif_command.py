@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.collectors import Collector
-from support.scheduled_trainings import TRAININGS, Lora, Mlp, Training, Transformer, cosine, cut
+from support.scheduled_trainings import TRAININGS, Lora, Mlp, Training, cosine, cut
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -24,7 +24,6 @@ SICK = (
 )
 HEALTHY = (
     Training("healthy-mlp", Mlp, cut(1e-3, 600), steps=1_000, dtype=torch.float32),
-    Training("healthy-transformer", Transformer, cut(1e-3, 600), steps=1_000, dtype=torch.float32),
     Training("healthy-adapters", Lora, cut(1e-3, 600), steps=1_000, dtype=torch.float32, is_lora=True),
     Training("healthy-bf16", Mlp, cut(4e-3, 600, 0.5), steps=1_000),
 )

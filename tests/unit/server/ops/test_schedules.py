@@ -185,6 +185,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         rates(str(tmp_path / "bytes.csv"))
 
 
+def test_a_rate_that_is_unknown_stays_unknown() -> None:
+    found = schedules.load("lr / 2").rates(STEPS, 1_000, np.array([math.nan, 1e-3]))
+    assert np.isnan(found[:, 0]).all()
+    assert found[:, 1].tolist() == [5e-4] * 5
+
+
 def test_lr_is_the_last_rate_of_the_own_group() -> None:
     first, second = rates("lr * 0.5 ** (step / 1_000)")
     assert second[0] / first[0] == pytest.approx(LAST[1] / LAST[0])

@@ -81,3 +81,15 @@ def test_steps_that_cannot_be_are_refused(first: int | None, last: int | None) -
 )
 def test_a_range_is_words(steps: Steps, text: str) -> None:
     assert whatif_command._range(steps) == text
+
+
+def test_groups_alike_share_their_rates() -> None:
+    rates = {"before": [1e-3, 5e-4, 1e-3], "first": [1e-4, 5e-5, 1e-4], "last": [0.0, 0.0, 0.0]}
+    assert list(whatif_command._rate_words(rates)) == [
+        "of 2 groups from 0 on 0.001 before, 1e-4 first, 0 last",
+        "of group 1 5e-4 before, 5e-5 first, 0 last",
+    ]
+    many = {name: [number / 1_000 for number in range(6)] for name in rates}
+    assert list(whatif_command._rate_words(many))[-1] == "and 2 more: --json has all"
+    alike = {name: [1e-3, 1e-3] for name in rates}
+    assert list(whatif_command._rate_words(alike)) == ["0.001 before, 0.001 first, 0.001 last"]
