@@ -38,9 +38,9 @@ _OPTIMIZER_PARAMETERS = (
     "memory."
 )
 _FACTOR = (
-    "Print the weights, and whether the optimizer holds them: weights that are zero need other initial values. If none "
-    "is, print the output of each layer: an activation that is zero for every input needs another bias, initialisation "
-    "or form."
+    "Print the weights and the output of each layer: an activation that is zero for every input needs another bias, "
+    "initialisation or form. If weights are zero, initialise them with other values, and check that the optimizer holds "
+    "them."
 )
 _CLEAR_GRADIENTS = (
     "Call zero_grad() of the optimizer that holds these parameters after each of its steps, and start again: the "
@@ -100,8 +100,8 @@ _EXPLOSION = (
 )
 _DIVERGING = (
     "Compare the batch of this step with those before, print the optimizer's settings, correct what is wrong, and "
-    "{back}. A learning rate or momentum that is too high makes a training diverge. If nothing is wrong and nothing "
-    "clips yet, clip the total norm."
+    "{back}. If the batch is like the others, a learning rate or momentum may be too high. If nothing is wrong and "
+    "nothing clips yet, clip the total norm."
 )
 _UNUSED = (
     "Compare the parameters of the optimizer with those of the model. Make the optimizer when the model is "
