@@ -39,8 +39,8 @@ _OPTIMIZER_PARAMETERS = (
 )
 _FACTOR = (
     "Print the weights and the output of each layer: an activation that is zero for every input needs another bias, "
-    "initialisation or form. If weights are zero, initialise them with other values, and check that the optimizer holds "
-    "them."
+    "initialisation or form. If weights are zero, initialise them with other values, and check that the optimizer "
+    "holds them."
 )
 _CLEAR_GRADIENTS = (
     "Call zero_grad() of the optimizer that holds these parameters after each of its steps, and start again: the "
