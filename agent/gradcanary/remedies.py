@@ -70,8 +70,8 @@ CAUSES: Mapping[str, Cause] = {
         "small",
     ),
     "rate_jump": Cause(
-        "A learning rate jumped right before. Weights that it drives far away, or to zero, leave no gradient to the "
-        "parameters they are multiplied with.",
+        "A learning rate jumped shortly before. If it rose, it may have driven weights far away, or to zero, which "
+        "leaves no gradient to what they are multiplied with. If it fell, look for what else changed at that step.",
         "group_settings",
     ),
     "weight_decay": Cause(
@@ -111,8 +111,8 @@ CAUSES: Mapping[str, Cause] = {
         "falling_factor",
     ),
     "under_siblings": Cause(
-        "These parameters have had much smaller gradients than parameters of the same kind since monitoring started: "
-        "gradients vanish with depth, or a gate or scale near zero stands before them.",
+        "These parameters have had much smaller gradients than parameters of the same kind since monitoring started. "
+        "Gradients that vanish with depth look like this, and so does a gate or scale near zero before them.",
         "depth",
     ),
     "under_threshold": Cause(
@@ -129,9 +129,9 @@ CAUSES: Mapping[str, Cause] = {
         "converged",
     ),
     "common_fall": Cause(
-        "All gradients fell around the same step, and the loss does not explain it. If the weights shrank or moved far "
-        "away, weight decay or the learning rate did that. If they did not, a factor in front of the loss or of the "
-        "whole network changed.",
+        "All gradients fell around the same step, and no loss is known that explains it. If the weights shrank or "
+        "moved far away, weight decay or the learning rate did that. If they did not, a factor in front of the loss "
+        "or of the whole network changed.",
         "whole_model",
     ),
     "own_loss_fall": Cause(
@@ -155,9 +155,9 @@ CAUSES: Mapping[str, Cause] = {
         "small",
     ),
     "exploding": Cause(
-        "The gradients of these parameters are far over what they were, and the loss is not: an outlier in the data, a "
-        "learning rate at the edge of what is stable, a division by something near zero, or a loss that is not "
-        "averaged over what it should be.",
+        "The gradients of these parameters are far over what they were, and the loss, if one is known, is not. It may "
+        "be an outlier in the data, a learning rate at the edge of what is stable, a division by something near zero, "
+        "or a loss that is not averaged over what it should be.",
         "explosion",
     ),
     "diverging": Cause(
@@ -167,9 +167,9 @@ CAUSES: Mapping[str, Cause] = {
         "diverging",
     ),
     "cut_off": Cause(
-        "No gradient reaches these parameters any more: a branch that is not taken, a .detach() or torch.no_grad() "
-        "around it, or an optimizer's zero_grad between backward and step. Or the module was replaced after the "
-        "optimizer was made: the optimizer still holds the old parameters.",
+        "No gradient reaches these parameters any more. It may be a branch that is not taken, a .detach() or "
+        "torch.no_grad() around it, or an optimizer's zero_grad between backward and step. Or the module was "
+        "replaced after the optimizer was made: the optimizer still holds the old parameters.",
         "flow",
     ),
     "cut_off_blocks": Cause(
@@ -194,8 +194,8 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "only_zeros": Cause(
-        "Gradients reach the watched parameters and have been exactly zero all along, so none of them learns. An "
-        "activation behind them is zero for every input, or weights that they are multiplied with are.",
+        "Gradients reach the watched parameters and have been exactly zero all along, so none of them learns. They are "
+        "multiplied by zero: by weights, a mask or a weight of the loss, or by the slope of an activation.",
         "factor",
     ),
     "not_in_graph": Cause(
@@ -282,7 +282,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "rate_zero": Cause(
         "A learning rate of zero leaves these parameters as they are, while their gradients cost as much as those of "
-        "others.",
+        "others. Nothing is wrong if that is meant, such as until a later stage of the training.",
         "rate_zero",
     ),
     "cannot_move": Cause(
@@ -299,7 +299,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "epsilon": Cause(
         "An optimizer like Adam divides by the size of the gradients plus eps, and so moves weights by about the "
-        "learning rate. These move by a small part of it: eps is far larger than their gradients.",
+        "learning rate. These move by a small part of it, as where eps is far larger than gradients.",
         "epsilon",
     ),
     "hardly_moves": Cause(
@@ -367,7 +367,8 @@ CAUSES: Mapping[str, Cause] = {
         "nonfinite",
     ),
     "fp16_overflow": Cause(
-        "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite.",
+        "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite. If no value "
+        "was near that, an operation made it, such as a log or a division of zero.",
         "fp16",
     ),
     "nonfinite_loss": Cause(
@@ -376,8 +377,9 @@ CAUSES: Mapping[str, Cause] = {
         "nonfinite_loss",
     ),
     "sudden_nonfinite_loss": Cause(
-        "The loss became NaN or infinite at once, without a rise in the steps before: one operation or batch made it, "
-        "such as a log or division of zero, or a bad sample.",
+        "The loss became NaN or infinite at once, without a rise in the steps before. Most often one operation or "
+        "batch makes it, such as a log or division of zero, or a bad sample; a single step that is far too large "
+        "does as well.",
         "nonfinite",
     ),
     "loss_diverged": Cause(
@@ -396,13 +398,13 @@ CAUSES: Mapping[str, Cause] = {
         "restart",
     ),
     "ended_while_stalled": Cause(
-        "It made no step for a while before: it hung, and then its process was killed by a person, a time limit or a "
-        "watchdog of its own.",
+        "It made no step for a while before. It probably hung, and then its process was killed by a person, a time "
+        "limit or a watchdog of its own.",
         "standstill",
     ),
     "lost_rank": Cause(
-        "Some of its processes are not heard of any more, and the others make no step: they wait in a collective for "
-        "one that was killed or hangs.",
+        "Some of its processes are not heard of any more, and the others make no step: they probably wait in a "
+        "collective for one that was killed or hangs.",
         "standstill",
     ),
     "waiting": Cause(
@@ -426,8 +428,8 @@ CAUSES: Mapping[str, Cause] = {
         "out_of_memory",
     ),
     "nonfinite_gradient": Cause(
-        "Gradients became NaN or infinite while the loss was finite: the backward of some operation overflows or "
-        "divides by zero (sqrt or norm at zero, a mask full of -inf).",
+        "Gradients became NaN or infinite before any loss that was seen. Most often the backward of some operation "
+        "overflows or divides by zero (sqrt or norm at zero, a mask full of -inf).",
         "nonfinite",
     ),
     "metric_after": Cause(

@@ -14,9 +14,9 @@ _NONFINITE = (
     "Where the optimizer made a step with such gradients, the weights are NaN, too."
 )
 _NONFINITE_LOSS = (
-    "Look at the loss of the steps before, and {back}. If it did not rise, look at the batch of that step, and find "
-    "the operation, such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True). If it rose, "
-    "look at the optimizer's settings."
+    "Look at the loss of the steps before, {back}, and find the operation with "
+    "torch.autograd.set_detect_anomaly(True). If the loss did not rise, look at the batch of that step: a log or a "
+    "division of zero, or a bad sample. If it rose, look at the optimizer's settings."
 )
 _WHOLE_MODEL = (
     "Print the size of the weights and the optimizer's settings before and after this step. If both are unchanged, "
@@ -38,8 +38,9 @@ _OPTIMIZER_PARAMETERS = (
     "memory."
 )
 _FACTOR = (
-    "Print the output of each layer: an activation that is zero for every input needs another bias, initialisation or "
-    "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
+    "Print the weights and the output of each layer: an activation that is zero for every input needs another bias, "
+    "initialisation or form. If weights are zero, initialise them with other values, and check that the optimizer "
+    "holds them."
 )
 _CLEAR_GRADIENTS = (
     "Call zero_grad() of the optimizer that holds these parameters after each of its steps, and start again: the "
@@ -87,18 +88,21 @@ _PRINT_UNHELD = (
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
+_PRINT_NORM = (
+    "print(sum(float(p.grad.norm()) ** 2 for p in model.parameters() if p.grad is not None) ** 0.5)   # before the step"
+)
 _PRINT_WEIGHTS = "for n, p in model.named_parameters(): print(n, float(p.detach().abs().max()))"
 
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 _EXPLOSION = (
-    "Print the loss and the batches of these steps; where the loss has not come down to its level again, {back}. If it "
-    "happens again, lower the learning rate, warm it up longer, or clip the total norm."
+    "If nothing clips yet, clip the total norm; look at the loss and the batches of these steps, and where the loss "
+    "has not come down to its level again, {back}. If it happens again, lower the learning rate or warm it up longer."
 )
 _DIVERGING = (
     "Compare the batch of this step with those before, print the optimizer's settings, correct what is wrong, and "
-    "{back}. A learning rate or momentum that is too high makes a training diverge. If nothing is wrong and nothing "
-    "clips yet, clip the total norm."
+    "{back}, where the loss had not risen yet. If the batch is like the others, a learning rate or momentum may be "
+    "too high. If nothing is wrong and nothing clips yet, clip the total norm."
 )
 _UNUSED = (
     "Compare the parameters of the optimizer with those of the model. Make the optimizer when the model is "
@@ -121,8 +125,8 @@ _LOST_UPDATE = (
     "Compare a weight before optimizer.step(), after it, and when the next step begins."
 )
 _RATE_ZERO = (
-    "Set the learning rate of this group, or of its schedule. If these parameters should stay as they are, freeze them "
-    "with requires_grad_(False)."
+    "If it is not meant, set the learning rate of this group, or of its schedule. If these parameters should stay as "
+    "they are, freeze them with requires_grad_(False)."
 )
 _CANNOT_MOVE = "Raise the learning rate, or scale the weights down. Float64 weights have room for such steps as well."
 _UNMOVED = (
@@ -183,7 +187,7 @@ CODE: Mapping[str, str] = {
     "weight_decay": _PRINT_SETTINGS,
     "momentum": _PRINT_SETTINGS,
     "rate_back": _PRINT_SETTINGS,
-    "whole_model": _PRINT_SETTINGS,
+    "whole_model": f"{_PRINT_WEIGHTS}\n{_PRINT_SETTINGS}",
     "depth": _PRINT_GRADIENTS,
     "small": _PRINT_WEIGHTS,
     "factor": _PRINT_HELD,
@@ -196,7 +200,7 @@ CODE: Mapping[str, str] = {
     "lost_update": _PRINT_WEIGHTS,
     "rate_zero": "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], len(g['params']))",
     "cannot_move": _PRINT_SETTINGS,
-    "unmoved": _PRINT_SETTINGS,
+    "unmoved": f"{_PRINT_NORM}\n{_PRINT_SETTINGS}",
     "epsilon": _PRINT_SETTINGS,
     "converged": "",
     "meant": _PRINT_TRAINABLE,
@@ -299,7 +303,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": ("", "--max_grad_norm=1.0 --lr_warmup_steps=..."),
     },
     "unused": {
-        "pytorch": ("", "optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)"),
+        "pytorch": ("", _PRINT_HELD),
         "transformers": (
             "A pooler or a second head is often unused.",
             "AutoModel.from_pretrained(..., add_pooling_layer=False)",

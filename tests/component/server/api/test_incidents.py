@@ -261,7 +261,7 @@ def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
     desk.record(1, *(fired(number, step=401, rule="nonfinite", evidence=None) for number in range(4)))
     desk.record(1, fired(None, step=402, rule="scale_drop", evidence=None))
     listed = desk.api.get("/api/v1/incidents").json()["incidents"]
-    causes = ["common_fall", "nonfinite_gradient", "cut_off", "lora_partner"]
+    causes = ["after_nonfinite", "nonfinite_gradient", "cut_off", "lora_partner"]
     assert [each["likely_cause"]["code"] for each in listed] == causes
     for each in listed:
         alone = desk.api.get(f"/api/v1/incidents/{each['id']}").json()

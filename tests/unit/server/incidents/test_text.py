@@ -316,7 +316,8 @@ def test_an_explosion_beside_a_collapse_has_its_cause():
     case = case_of(fired(0, rule="explosion", evidence=None, severity="warning"))
     for beside, code in ((30, "beside_collapse"), (None, "exploding")):
         incident = replace(case.incident, beside=beside)
-        assert causes.likely_cause(causes.CauseContext(incident, case.members, {}, near)).code == code
+        cause = causes.likely_cause(causes.CauseContext(incident, case.members, {}, near))
+        assert (cause.code, cause.follows) == (code, beside)
 
 
 def test_earlier_cause_comes_first():
