@@ -85,6 +85,12 @@ def test_hidden_columns_stay_hidden(collector: Any, api: httpx.Client, open_page
     expect(row(page, FELL).locator(".of-host")).to_be_hidden()
     page.locator("summary", has_text="Columns").click()
     expect(page.get_by_label("Host", exact=True)).not_to_be_checked()
+    page.keyboard.press("Escape")
+    expect(page.locator("#columns")).to_be_hidden()
+    page.keyboard.press("Enter")  # the button has the focus
+    expect(page.locator("#columns")).to_be_visible()
+    page.locator("h1").click()
+    expect(page.locator("#columns")).to_be_hidden()
 
 
 def test_steps_of_nine_digits_have_room(collector: Any, open_page: Callable[..., Page]) -> None:

@@ -34,6 +34,17 @@
     try { localStorage.setItem("gradcanary-columns", root.dataset.hides); } catch (error) { /* not remembered */ }
   });
 
+  // The list of columns closes as a menu does: by a click beside it, and by Escape, which leads back to its button.
+  function leaveColumns({ key, target }) {
+    const list = document.querySelector(".columns-to-show[open]");
+    if (!list || (key ? key !== "Escape" : list.contains(target))) return;
+    list.open = false;
+    if (key) list.querySelector("summary").focus();
+  }
+
+  document.addEventListener("click", leaveColumns);
+  document.addEventListener("keydown", leaveColumns);
+
   onChange(() => {
     tell();
     for (const box of document.querySelectorAll("#columns .column")) box.checked = !(root.dataset.hides || "").split(" ").includes(box.value);
