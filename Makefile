@@ -14,7 +14,7 @@ WORKERS ?= 4
 # Tests of one file stay in one process: they share what it has made once.
 DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
-BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
+BENCHMARKS ?= agent_overhead agent_budget precision endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
 .PHONY: demo test test-all test-gpu check detection words public-loops loops benchmarks browser screenshots clean
 
@@ -46,7 +46,7 @@ detection: $(VENV)/.product
 	  $(BIN)/python -m detection.table $(if $(SUBSET),--subset $(SUBSET)) || status=1; \
 	  exit $$status
 
-# All that is said of 20 jobs, beside their truth; status 1: a sentence is false. ARGS='--jobs lr_times_6000' for one.
+# All that is said of 24 jobs, beside their truth; status 1: a sentence is false. ARGS='--jobs lr_times_6000' for one.
 words: $(VENV)/.product
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m words.report $(ARGS)
 

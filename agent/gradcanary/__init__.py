@@ -8,20 +8,41 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gradcanary.api import Alert, Watch, step, watch
 
 if TYPE_CHECKING:
+    from gradcanary.fp32_copies import fp32_masters
     from gradcanary.fp32_sums import fp32_accumulators
+    from gradcanary.training_config import TrainingConfig, create_stable_optimizer, setup_training
 
 
-__all__ = ["Alert", "Watch", "__version__", "fp32_accumulators", "step", "watch"]
+__all__ = [
+    "Alert",
+    "TrainingConfig",
+    "Watch",
+    "__version__",
+    "create_stable_optimizer",
+    "fp32_accumulators",
+    "fp32_masters",
+    "setup_training",
+    "step",
+    "watch",
+]
+
+_LATER = {
+    "fp32_accumulators": "fp32_sums",
+    "fp32_masters": "fp32_copies",
+    "TrainingConfig": "training_config",
+    "create_stable_optimizer": "training_config",
+    "setup_training": "training_config",
+}
+"""Names that are imported when they are used, and their modules: some import torch."""
 
 
 def __getattr__(name: str) -> object:
-    if name != "fp32_accumulators":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gradcanary.fp32_sums import fp32_accumulators  # only now: it imports torch
-
-    return fp32_accumulators
+    return getattr(import_module(f"gradcanary.{_LATER[name]}"), name)

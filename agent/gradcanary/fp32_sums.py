@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from types import TracebackType
@@ -27,7 +27,7 @@ from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
-from gradcanary.model.declared_dtypes import is_summed, register, unregister
+from gradcanary.model.declared_dtypes import has_master, is_summed, register, unregister
 from gradcanary.model.distributed import is_dtensor
 from gradcanary.model.layers import discover, dtype_name, named_parameters
 from gradcanary.model.parameters import Location, ParameterRef, live_objects, locations
@@ -52,6 +52,7 @@ INSTEAD = {
 }
 """By the wrapper or tensor class that sums gradients itself: the way to sum them in float32 there."""
 
+_NAME = "fp32_accumulators"
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 _ALL_NAMES = Settings(DEFAULT_URL, None, None, "auto", None, None, None, None, None)
 
@@ -71,20 +72,14 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
     not an optimizer. Raises ValueError on an optimizer without such parameters, on parameters that DDP or FSDP reduces,
     on a second call for the same ones, and on torch before 2.10.
     """
-    inner = unwrapped(optimizer)
-    if not isinstance(inner, torch.optim.Optimizer):
-        raise TypeError(f"fp32_accumulators({type(optimizer).__name__}): it takes a torch.optim.Optimizer")
-    if params is not None and not isinstance(params, str):
-        raise TypeError(f"fp32_accumulators(params=) is a {type(params).__name__}: it must be None or a text")
-    if params == "":
-        raise ValueError("fp32_accumulators(params=''): it must be a regular expression that is not empty")
+    inner = optimizer_in(optimizer, _NAME)
     if not HAS_GRAD_DTYPE:
         raise ValueError(
             f"fp32_accumulators() needs torch 2.10 or newer, this is {torch.__version__}: keep the parameters in "
             "float32 and train under torch.autocast, whose gradients are float32"
         )
-    chosen = _low_precision_of(inner) if params is None else _parameters_named(inner, params)
-    if (owner := _reducer_of(chosen)) is not None:
+    chosen = chosen_parameters(inner, params, _NAME)
+    if (owner := reducer_of(chosen)) is not None:
         raise ValueError(f"fp32_accumulators(): the parameters belong to a {owner}; {INSTEAD[owner]}")
     for orphan in tuple(_orphans):
         orphan.close()
@@ -174,7 +169,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
             return
         if not self._is_checked:
             self._is_checked = True
-            if (owner := _reducer_of(self._parameters())) is not None:
+            if (owner := reducer_of(self._parameters())) is not None:
                 self._guard.print_once(
                     f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}"
                 )
@@ -184,16 +179,13 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         upcast_grad(parameter)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it: None, or other arguments
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = closure_of(args, kwargs)
         self._guard.wrap("summing what is not frozen any more", self._reattach)()
         self._is_looked_at = False
         if not callable(closure):
             self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
             return None
-        evaluated = self._around(closure, optimizer)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": evaluated}
-        return (args[0], evaluated, *args[2:]), kwargs
+        return with_closure(self._around(closure, optimizer), args, kwargs)
 
     def _around(self, closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
         """Return the closure for the step: the sum is complete once the closure has run."""
@@ -216,24 +208,54 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         if any(parameter.dtype is torch.float16 for parameter in parameters):
             _unscale(optimizer)
         for parameter in parameters:
-            round_grad(parameter, parameter.dtype)
+            if not has_master(parameter):  # which takes the float32 sum
+                round_grad(parameter, parameter.dtype)
 
 
-def _low_precision_of(optimizer: torch.optim.Optimizer) -> Parameters:
+def closure_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- what the script gave
+    """Return the closure in the arguments of a step, with the optimizer as the first of them; None without one."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def with_closure(closure: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it
+    """Return the arguments of a step with another closure."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
+
+
+def optimizer_in(optimizer: torch.optim.Optimizer, caller: str) -> torch.optim.Optimizer:
+    """Return the optimizer that a caller was given, or that is inside a wrapper. Raises TypeError on anything else."""
+    inner = unwrapped(optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(f"{caller}({type(optimizer).__name__}): it takes a torch.optim.Optimizer")
+    return inner
+
+
+def chosen_parameters(optimizer: torch.optim.Optimizer, params: str | None, caller: str) -> Parameters:
+    """Return the bfloat16 and float16 parameters that ``params`` chooses, as in :func:`fp32_accumulators`."""
+    if params is not None and not isinstance(params, str):
+        raise TypeError(f"{caller}(params=) is a {type(params).__name__}: it must be None or a text")
+    if params == "":
+        raise ValueError(f"{caller}(params=''): it must be a regular expression that is not empty")
+    return _low_precision_of(optimizer, caller) if params is None else _parameters_named(optimizer, params, caller)
+
+
+def _low_precision_of(optimizer: torch.optim.Optimizer, caller: str) -> Parameters:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     low = [parameter for parameter in parameters if parameter.dtype in LOW_PRECISION]
     if not low:
         kinds = ", ".join(sorted({dtype_name(parameter.dtype) for parameter in parameters})) or "nothing"
-        raise ValueError(f"fp32_accumulators(optimizer): it holds {kinds}, and neither bfloat16 nor float16")
+        raise ValueError(f"{caller}(optimizer): it holds {kinds}, and neither bfloat16 nor float16")
     return low
 
 
-def _parameters_named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
+def _parameters_named(optimizer: torch.optim.Optimizer, params: str, caller: str) -> Parameters:
     try:
         expression = re.compile("lora_" if params == "lora" else params)
     except re.error as error:
-        raise ValueError(f"fp32_accumulators(params={params!r}): it must be a regular expression ({error})") from error
-    low = {id(parameter) for parameter in _low_precision_of(optimizer)}
+        raise ValueError(f"{caller}(params={params!r}): it must be a regular expression ({error})") from error
+    low = {id(parameter) for parameter in _low_precision_of(optimizer, caller)}
     layers = discover([optimizer], None, _ALL_NAMES, Guard().catch)
     found = [
         (layer.name, reference()) for layer, reference in zip(layers.layer_set.layers, layers.references, strict=True)
@@ -243,11 +265,11 @@ def _parameters_named(optimizer: torch.optim.Optimizer, params: str) -> Paramete
     if not chosen:
         what = f"{count(len(named), 'parameter')}, none of them bfloat16 or float16" if named else "no parameter"
         others = ", ".join([name for name, parameter in found if id(parameter) in low][:3])
-        raise ValueError(f"fp32_accumulators(params={params!r}) matches {what}; there are, for example, {others}")
+        raise ValueError(f"{caller}(params={params!r}) matches {what}; there are, for example, {others}")
     return chosen
 
 
-def _reducer_of(parameters: Parameters) -> str | None:
+def reducer_of(parameters: Parameters) -> str | None:
     """Return the wrapper or tensor class that sums the gradients of one of them itself."""
     if any(is_dtensor(parameter) for parameter in parameters):
         return "DTensor"

@@ -81,6 +81,8 @@ class Guard:
         self._print(line.format(**gaps) if gaps else line)
 
     def _print(self, line: str) -> None:
+        if sys.stderr is None or getattr(sys.stderr, "closed", False):
+            return
         try:
             print(f"gradcanary: {line}", file=sys.stderr, flush=True)  # noqa: T201 -- for the user at the terminal
         except Exception as error:  # noqa: BLE001 -- a closed stderr is no reason to stop a training

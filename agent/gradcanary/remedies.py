@@ -45,13 +45,12 @@ class Cause:
 
 CAUSES: Mapping[str, Cause] = {
     "after_nonfinite": Cause(
-        "The loss or gradients were NaN or infinite around the same steps: that comes first. One non-finite update "
-        "poisons optimizer state, and what falls after it is a consequence.",
+        "The loss or gradients were NaN or infinite shortly before: look there first. One non-finite update poisons "
+        "weights and the optimizer's state, and what falls after it is a consequence.",
         "nonfinite",
     ),
     "after_scale_drop": Cause(
-        "All gradients fell together around the same steps: look for one cause of all of them before you look at "
-        "parameters.",
+        "All gradients fell together shortly before: look for one cause of all of them before you look at parameters.",
         "whole_model",
     ),
     "lora_partner": Cause(
@@ -86,11 +85,21 @@ CAUSES: Mapping[str, Cause] = {
         "momentum",
     ),
     "rate_rose": Cause(
-        "A learning rate rose right before. Steps that large drive weights far away from where the loss was low.",
+        "A learning rate rose shortly before. Steps that large can drive weights far away from where the loss was low.",
         "rate_back",
     ),
+    "rate_stays": Cause(
+        "A learning rate rose long before and was still in force; nothing nearer was found. Steps that large can ruin "
+        "weights hundreds of steps later. That it is the cause is likely, and not certain.",
+        "rate_back",
+    ),
+    "after_earlier": Cause(
+        "An earlier incident of this launch had not recovered. It may have led to this one, which is not certain: "
+        "nothing nearer was found.",
+        "whole_model",
+    ),
     "unknown_fall": Cause(
-        "Nothing else was reported around these steps that would explain it. What these parameters are multiplied "
+        "No incident and no setting that changed shortly before explains it. What these parameters are multiplied "
         "with may have become small: their inputs, weights behind them, or a gate; or an activation or a softmax "
         "behind them may be saturated. If their part of the loss is learnt, nothing is wrong.",
         "small",
@@ -132,13 +141,12 @@ CAUSES: Mapping[str, Cause] = {
         "whole_model",
     ),
     "after_explosion": Cause(
-        "Gradients of other parameters exploded around the same steps: that comes first. A step that large moves "
-        "weights to where others have no gradient.",
+        "Gradients exploded shortly before: look there first. A step that large can move weights to where other "
+        "parameters, or all, have next to no gradient.",
         "explosion",
     ),
     "after_vanished": Cause(
-        "Other parameters lost their gradient altogether around the same steps: look there first, these may lie behind "
-        "them.",
+        "Other parameters lost their gradient altogether shortly before: look there first. These may lie behind them.",
         "flow",
     ),
     "beside_collapse": Cause(
@@ -203,8 +211,9 @@ CAUSES: Mapping[str, Cause] = {
         "zero_factor",
     ),
     "idle_for_long": Cause(
-        "These parameters are used now and then, such as experts that a router chooses, and have not been used for "
-        "longer than ever before: the router may have given them up, or the data that needs them is not there.",
+        "These parameters had a gradient only now and then, and have had none for longer than ever before. Experts "
+        "that a router chooses, rare words and units that few inputs activate are like that. A router may have given "
+        "them up, the data that needs them may be missing, or an activation may have become zero for every input.",
         "flow",
     ),
     "frozen_by_script": Cause(
@@ -452,9 +461,13 @@ def framework(name: str | None) -> str:
     return key if key in FRAMEWORKS else "pytorch"
 
 
-def fix(cause: str, framework_name: str | None) -> Fix:
-    """Return the fix for a cause, by its code, written for a framework."""
+def fix(cause: str, framework_name: str | None, step: int = -1) -> Fix:
+    """Return the fix for a cause, by its code, written for a framework; ``step`` is the one at which it began.
+
+    -1 is the beginning of the launch.
+    """
     remedy = CAUSES[cause].remedy
     found = framework(framework_name)
     words, code = WORDS.get(remedy, {}).get(found) or ("", remedy_texts.CODE[remedy])
-    return Fix(found, f"{TEXTS[remedy]} {words}".strip(), code)
+    back = "start again" if step < 1 else f"go back to a checkpoint before step {step:,}"
+    return Fix(found, f"{TEXTS[remedy]} {words}".strip().replace("{back}", back), code)

@@ -10,17 +10,17 @@ _FLOW = (
     "them, and the forward pass calls them."
 )
 _NONFINITE = (
-    "Find the operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before; look at the "
-    "batch of that step."
+    "To find the operation, {back} and call torch.autograd.set_detect_anomaly(True). Look at the batch of that step. "
+    "Where the optimizer made a step with such gradients, the weights are NaN, too."
 )
 _NONFINITE_LOSS = (
-    "Look at the loss of the steps before. If it did not rise, look at the batch of that step, and find the operation, "
-    "such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True) from a checkpoint just before. "
-    "If it rose, look at the optimizer's settings."
+    "Look at the loss of the steps before, and {back}. If it did not rise, look at the batch of that step, and find "
+    "the operation, such as a log or a division of zero, with torch.autograd.set_detect_anomaly(True). If it rose, "
+    "look at the optimizer's settings."
 )
 _WHOLE_MODEL = (
     "Print the size of the weights and the optimizer's settings before and after this step. If both are unchanged, "
-    "check what multiplies or divides the loss. If they are not, go back to a checkpoint before this step."
+    "check what multiplies or divides the loss. If they are not, {back}."
 )
 _DEPTH = (
     "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "
@@ -42,7 +42,7 @@ _FACTOR = (
     "form. If weights are zero, initialise them with other values, and check that the optimizer holds them."
 )
 _CLEAR_GRADIENTS = (
-    "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Then start again: the "
+    "Call zero_grad() of the optimizer that holds these parameters after each of its steps, and start again: the "
     "weights and the optimizer's averages come from the wrong sums."
 )
 _ZERO_FACTOR = (
@@ -59,12 +59,17 @@ _CONVERGED = (
     "before and after that step."
 )
 _MEANT = "Nothing to fix if that was meant. Otherwise set requires_grad to True for these parameters again."
-_FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
+_FP16 = (
+    "Train in bfloat16, or keep float32 weights with autocast and a GradScaler, and {back}. Weights in float16 alone "
+    "overflow."
+)
 
 _PRINT_GROUPS = (
     "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
 )
 _AUTOCAST = "torch.autocast(next(model.parameters()).device.type, torch.bfloat16)"
+_MASTERS = "Where they have to stay as they are, fp32_masters() steps a float32 copy of each."
+_OR_MASTERS = "gradcanary.fp32_masters(optimizer)   # instead: right after the optimizer is made"
 _SCALER = "scaler = torch.amp.GradScaler(next(model.parameters()).device.type)"
 _DETECT_ANOMALY = "torch.autograd.set_detect_anomaly(True)"
 _PRINT_SETTINGS = "for g in optimizer.param_groups: print({k: v for k, v in g.items() if k != 'params'})"
@@ -88,13 +93,13 @@ _PRINT_WEIGHTS = "for n, p in model.named_parameters(): print(n, float(p.detach(
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 _EXPLOSION = (
-    "Print the loss and the batches of these steps. Go back to a checkpoint before them; lower the learning rate "
-    "or warm it up longer; clip the total norm."
+    "Print the loss and the batches of these steps; where the loss has not come down to its level again, {back}. If it "
+    "happens again, lower the learning rate, warm it up longer, or clip the total norm."
 )
 _DIVERGING = (
-    "Compare the batch of this step with those before. If it is like them, print the optimizer's settings: a learning "
-    "rate or momentum that is too high makes a training diverge. Correct what is wrong and go back to a checkpoint "
-    "before this step. If nothing is wrong and nothing clips yet, clip the total norm."
+    "Compare the batch of this step with those before, print the optimizer's settings, correct what is wrong, and "
+    "{back}. A learning rate or momentum that is too high makes a training diverge. If nothing is wrong and nothing "
+    "clips yet, clip the total norm."
 )
 _UNUSED = (
     "Compare the parameters of the optimizer with those of the model. Make the optimizer when the model is "
@@ -104,8 +109,8 @@ _UNUSED = (
 
 _FP32_SUM = "Sum gradients in float32, or over fewer micro-steps."
 _FP32_WEIGHTS = (
-    "Print the norm of the gradients right before optimizer.step(): if it is close to zero, find out why first. "
-    "Otherwise keep float32 master weights under autocast, or use an optimizer that rounds stochastically."
+    "Keep these weights in float32 and train under autocast, or use an optimizer that rounds stochastically. If they "
+    "still stand still, print the norm of the gradients right before optimizer.step(): it may be close to zero."
 )
 _CLIP_LIMIT = (
     "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
@@ -129,10 +134,15 @@ _FP32_MOMENTS = "Keep the optimizer's states in float32, as they are where the w
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
-_BACK = "Start again from a checkpoint before it took effect."
-_WEIGHT_DECAY = "Set the weight decay right: 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1. " + _BACK
-_MOMENTUM = "Set the momentum right: 0.9 to 0.99 is usual. " + _BACK
-_RATE_BACK = "Set the learning rate of that step right, in the schedule or where the script sets it. " + _BACK
+_WEIGHT_DECAY = (
+    "Set the weight decay right, and {back}. 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1: weights "
+    "that it took do not come back by themselves."
+)
+_MOMENTUM = "Set the momentum right, and {back}. 0.9 to 0.99 is usual."
+_RATE_BACK = (
+    "Set the learning rate of that step right, in the schedule or in the script, and {back}. Weights that were driven "
+    "far away do not come back by themselves."
+)
 
 TEXTS: Mapping[str, str] = {
     "weight_decay": _WEIGHT_DECAY,
@@ -324,13 +334,22 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": ("Trainable weights belong in float32.", "cast_training_params(unet, dtype=torch.float32)"),
     },
     "fp32_weights": {
-        "pytorch": ("", "model.float(); torch.autocast(next(model.parameters()).device.type, torch.bfloat16)"),
+        "pytorch": (_MASTERS, f"model.float(); {_AUTOCAST}\n{_OR_MASTERS}"),
         "transformers": (
-            "Load in float32 and let the Trainer cast.",
-            "AutoModel.from_pretrained(..., dtype=torch.float32); TrainingArguments(bf16=True)",
+            f"Load in float32 and let the Trainer cast. {_MASTERS}",
+            (
+                "AutoModel.from_pretrained(..., dtype=torch.float32); TrainingArguments(bf16=True)\n"
+                f"{_OR_MASTERS}, before Trainer(optimizers=(optimizer, None))"
+            ),
         ),
-        "accelerate": ("Load in float32.", "Accelerator(mixed_precision='bf16')"),
-        "lightning": ("bf16-true has no master weights.", "Trainer(precision='bf16-mixed')"),
+        "accelerate": (
+            f"Load in float32. {_MASTERS}",
+            f"Accelerator(mixed_precision='bf16')\n{_OR_MASTERS}",
+        ),
+        "lightning": (
+            f"bf16-true has no master weights. {_MASTERS}",
+            f"Trainer(precision='bf16-mixed')\n{_OR_MASTERS}, in configure_optimizers",
+        ),
         "deepspeed": ("Its bf16 mode keeps them.", '{"bf16": {"enabled": true}}'),
         "fsdp": (
             "Give it float32 parameters.",

@@ -86,8 +86,7 @@ class Session:
         session, url = identity.session_id(), self._settings.url
         hello = SessionHello(self._begin(), self.recorder)
         transport = Transport(url, self._settings.token, self._run, session)
-        is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.recorder.is_late
-        print_summary = self._print_summary if is_launched else None
+        print_summary = None if self.recorder.is_late else self._print_summary
 
         def make_spool(hello: bytes, progress: spool.Progress) -> spool.Spool:
             return spool.Spool.create(spool.default_folder(os.environ), self._run, session, url, hello, progress)
@@ -97,7 +96,7 @@ class Session:
         )
 
     def _print_summary(self) -> bool:
-        """Print a line about the training under ``gradcanary run``, on the first rank; return False if it is too early.
+        """Print a line about the training and its page, on the first rank; return False if it is too early.
 
         Runs in the sender's thread.
         """

@@ -61,20 +61,21 @@ class Settings:
         ``spelled`` is the caller's spelling of an argument. A default value counts as not given.
         """
         chosen: dict[str, Any] = {}
-        for name, read in _READERS.items():
+        for name, read in READERS.items():
             variable = f"GRADCANARY_{name.upper()}"
             given, where = arguments.get(name), spelled.format(name)
             is_given = given is not None and given != _DEFAULTS.get(name)
             if not is_given and environ.get(variable):
                 given, where = environ[variable], variable
-            chosen[name] = None if given is None else _read(read, given, where)
+            chosen[name] = None if given is None else read_value(read, given, where)
         filled: dict[str, Any] = {
             name: _DEFAULTS.get(name) if value is None else value for name, value in chosen.items()
         }
         return cls(**filled)
 
 
-def _read(read: Callable[[Any], Any], given: object, where: str) -> object:
+def read_value(read: Callable[[Any], Any], given: object, where: str) -> Any:  # noqa: ANN401 -- as the reader returns it
+    """Return a value as its reader does; raises ValueError that begins with ``where``, and says what is allowed."""
     try:
         return read(given)
     except (TypeError, ValueError) as error:
@@ -120,21 +121,22 @@ def _pattern(given: str) -> re.Pattern[str]:
         raise ValueError(f"it must be a regular expression ({error})") from error
 
 
-def _float(given: float | str) -> float:
-    with contextlib.suppress(ValueError):
+def to_float(given: float | str) -> float:
+    """Return a number, or the number of a text; NaN of anything else."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return math.nan if isinstance(given, bool) else float(given)
     return math.nan
 
 
 def _threshold(given: float | str) -> float:
-    threshold = _float(given)
+    threshold = to_float(given)
     if not (math.isfinite(threshold) and threshold > 0):
         raise ValueError("it must be a number above 0")
     return threshold
 
 
 def _budget(given: float | str) -> float:
-    share = _float(given)
+    share = to_float(given)
     if not 0 < share <= 1:
         raise ValueError("it must be a share of the step time above 0, at most 1")
     return share
@@ -211,7 +213,7 @@ _DEFAULTS: dict[str, Any] = {
     "environment": True,
     "metrics": (),
 }
-_READERS: dict[str, Callable[[Any], Any]] = {
+READERS: dict[str, Callable[[Any], Any]] = {
     "url": _url,
     "run": _text,
     "token": _token,

@@ -5,6 +5,7 @@ CollectorError              for the operator: the message says what to do
   StoreError                the database cannot be opened or migrated, or fails for good
   RulesError                a rules.yaml that cannot be used
   TraceError                no such run to try rules on, or an invalid CSV file
+  ScheduleError             a schedule of a learning rate that cannot be used
   RequestError              for the client: becomes ``{"error": {"code", "message", "field"}}``
     StoreUnavailable        the store is locked, full or away for now: 503, the client tries again
 """
@@ -33,6 +34,10 @@ class RulesError(CollectorError):
 
 class TraceError(CollectorError):
     """Rules cannot be tried on this; names the file and line, or what the collector answered."""
+
+
+class ScheduleError(CollectorError):
+    """A schedule that cannot be used; names the file and line, or the part of the expression, and what is allowed."""
 
 
 class RequestError(CollectorError):

@@ -95,7 +95,7 @@ def quick_looks(steps: int, looks: list[Measurement], clock: Callable[[], float]
     wall, overhead.time = overhead.time, SimpleNamespace(perf_counter=clock)
     overhead.GRACE_STEPS, overhead.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
     hook_sampler.LEARNED_AFTER = fast_path.ALIKE = 1
-    Measurement.is_complete = lambda look, every: look.steps >= max(steps, every)
+    Measurement.is_complete = lambda look, every, _budget: look.steps >= max(steps, every)
     overhead.next_policy = next_policy_
     yield
     overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy = kept

@@ -1,4 +1,4 @@
-"""A set of 20 trainings with their truth: the words of incidents are held against it.
+"""A set of 24 trainings with their truth: the words of incidents are held against it.
 
 The set was written from the README and issue 13 alone, with no source of the product read. See ``truth.py``.
 """

@@ -6,7 +6,7 @@ A pattern cannot read. It finds what is surely worth a look; a human judges the 
 import re
 from dataclasses import dataclass
 
-from words.claims import CLAIMS, Truth
+from words.claims import CLAIMS, NOTHING_ELSE, Truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,8 @@ class Incident:
     fix: str
     parameters: tuple[str, ...] = ()
     told: bool = False
+    code: str = ""  # of the cause; a message has none
+    do_first: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,13 @@ def incident_flaws(truth: Truth, incident: Incident) -> list[Flaw]:
     flaws += [Flaw(f"false fix ({p})", s) for p in truth.false_fixes for s in remedy if found(p, s)]
     for pattern, reason in truth.setup.false_anywhere().items():
         flaws += [Flaw(reason, s) for s in diagnosis + remedy if found(pattern, s)]
+    flaws += [Flaw("claims to know of everything else", s) for s in diagnosis if found(NOTHING_ELSE, s)]
+    if truth.codes and incident.code and incident.code not in truth.codes:
+        flaws.append(
+            Flaw(f"cause {incident.code}, where {', '.join(sorted(truth.codes))} are right", incident.headline)
+        )
+    if truth.first and incident.do_first and not found(truth.first, incident.do_first):
+        flaws.append(Flaw(f"what to do first has no {truth.first}", incident.do_first))
     for claim, pattern in CLAIMS.items():
         if claim not in truth.loss.claims:
             flaws += [Flaw(f"claims of the loss: {claim}", s) for s in diagnosis if found(pattern, s)]

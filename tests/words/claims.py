@@ -86,6 +86,10 @@ CLAIMS = {
 }
 
 
+NOTHING_ELSE = r"\bnothing else\b|\bno other (incident|fault)"
+"""What no text may claim: other incidents, and settings that hold since long ago, are not known where it is written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Truth:
     """What happens in one job, and what a monitor may say of it."""
@@ -105,6 +109,8 @@ class Truth:
     fix: str = ""
     true_fixes: tuple[str, ...] = ()  # one of them should be found in the fix
     false_fixes: tuple[str, ...] = ()  # none may be found in the fix
+    codes: frozenset[str] = frozenset()  # the causes that any incident of the job may have; empty: not looked at
+    first: str = ""  # what to do first has to contain, of each incident of the job; empty: not looked at
     ambiguities: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Six faults that are not the optimizer's: of the model, the data, the numbers and the memory."""
+"""Nine faults that are not of the setup: of the model, the data, the numbers, the memory, and settings that change."""
 
 import torch
 from torch.nn import functional
@@ -117,3 +117,62 @@ def out_of_memory(watch: Watch, log: Log) -> None:
         optimizer.step()
         log.step(loss, model=model)
         optimizer.zero_grad()
+
+
+def rate_of_a_group(watch: Watch, log: Log) -> None:
+    """At step 350 the learning rate of the second block becomes 500 times what it was, and stays there."""
+    torch.manual_seed(1)
+    draw = seeded(1)
+    model, groups = _two_groups()
+    optimizer = torch.optim.AdamW(groups, lr=2e-4)
+    watch(run="rate_of_a_group")
+    for step in range(1100):
+        if step == 350:
+            optimizer.param_groups[1]["lr"] = 0.1
+        loss = language_loss(model, *sentences(16, 16, draw))
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model=model)
+        optimizer.zero_grad()
+
+
+def rate_put_back(watch: Watch, log: Log) -> None:
+    """At step 350 the learning rate of the decoder becomes 500 times what it was; at step 400 it is put back."""
+    torch.manual_seed(47)
+    draw = seeded(47)
+    model = Autoencoder()
+    groups = [{"params": model.encoder.parameters()}, {"params": model.decoder.parameters()}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    watch(run="rate_put_back")
+    for step in range(900):
+        optimizer.param_groups[1]["lr"] = 0.5 if 350 <= step < 400 else 1e-3
+        images, _ = digits(32, draw, noise=0.3)
+        loss = functional.mse_loss(model(images), images.flatten(1))
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model=model)
+        optimizer.zero_grad()
+
+
+def decay_of_a_group(watch: Watch, log: Log) -> None:
+    """At step 350 the weight decay of the second block becomes 1,000 times what it was; its learning rate is right."""
+    torch.manual_seed(48)
+    draw = seeded(48)
+    model, groups = _two_groups()
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.2)
+    watch(run="decay_of_a_group")
+    for step in range(950):
+        if step == 350:
+            optimizer.param_groups[1]["weight_decay"] = 200.0
+        loss = language_loss(model, *sentences(16, 16, draw))
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model=model)
+        optimizer.zero_grad()
+
+
+def _two_groups() -> tuple[Transformer, list[dict[str, object]]]:
+    """Return a transformer and two parameter groups, the second one of its second block."""
+    model = Transformer()
+    others = [parameter for name, parameter in model.named_parameters() if not name.startswith("blocks.1")]
+    return model, [{"params": others}, {"params": [*model.blocks[1].parameters()]}]

@@ -9,7 +9,15 @@ from torch.nn import functional
 
 from words.data import curves, digits, ring, seeded, sentences
 from words.log import Log
-from words.models import Cnn, Discriminator, Generator, Transformer, language_loss, pretrained_cnn
+from words.models import (
+    Cnn,
+    Discriminator,
+    Generator,
+    Transformer,
+    language_loss,
+    pretrained_cnn,
+    pretrained_transformer,
+)
 from words.types import Watch
 
 
@@ -124,4 +132,25 @@ def healthy_teacher(watch: Watch, log: Log) -> None:
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.lerp_(fast, 0.01)
         log.step(loss, model=student)
+        optimizer.zero_grad()
+
+
+def healthy_cosine_end(watch: Watch, log: Log) -> None:
+    """A job is resumed for the last 600 steps of a cosine over 100,000: its learning rate goes from 3e-7 to 0."""
+    torch.manual_seed(6)
+    draw = seeded(6)
+    model = pretrained_transformer(draw)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def rate(step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (99_400 + step) / 100_000)))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    watch(run="healthy_cosine_end")
+    for _ in range(700):  # and 100 steps more, with a learning rate of 0
+        loss = language_loss(model, *sentences(16, 16, draw))
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        log.step(loss, model=model)
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The 20 jobs by name, and the command that runs one: ``python -m words.jobs NAME [--plain FACTS.json] [--run RUN]``.
+"""The 24 jobs by name, and the command that runs one: ``python -m words.jobs NAME [--plain FACTS.json] [--run RUN]``.
 
 With ``--plain`` the product is not imported, and the job's own numbers are written to the file.
 """
@@ -19,6 +19,7 @@ TRAININGS: tuple[Train, ...] = (
     healthy_jobs.healthy_warmup,
     healthy_jobs.healthy_converged,
     healthy_jobs.healthy_teacher,
+    healthy_jobs.healthy_cosine_end,
     setup_jobs.lr_times_6000,
     setup_jobs.weight_decay_1e5,
     setup_jobs.lora_b_not_optimized,
@@ -34,6 +35,9 @@ TRAININGS: tuple[Train, ...] = (
     fault_jobs.masked_entropy,
     fault_jobs.bf16_accumulation,
     fault_jobs.out_of_memory,
+    fault_jobs.rate_of_a_group,
+    fault_jobs.rate_put_back,
+    fault_jobs.decay_of_a_group,
 )
 JOBS: dict[str, Train] = {train.__name__: train for train in TRAININGS}
 

@@ -86,6 +86,8 @@ def read_incident(incident: dict, *, told: bool) -> Incident:
         fix=f"{fix['text']}\n{fix['code']}",
         parameters=tuple(layer["name"] for layer in incident["layers"] if layer["layer"] is not None),
         told=told,
+        code=cause["code"],
+        do_first=incident["explanation"]["do_first"],
     )
 
 
@@ -98,6 +100,7 @@ def read_message(data: dict) -> Incident:
         cause=data["likely_cause"],
         fix=data["fix"],
         told=True,
+        do_first=data["explanation"]["do_first"],
     )
 
 

@@ -1,4 +1,7 @@
-"""What really happens in each of the 20 jobs, written from the README and issue 13 before any run of the product.
+"""What really happens in each of the 24 jobs; of 20 written from the README and issue 13 before any run of the product.
+
+The truth of ``healthy_cosine_end``, ``rate_of_a_group``, ``rate_put_back`` and ``decay_of_a_group`` came later, and is
+held against each incident of the job: its cause and what to do first.
 
 The numbers of the loss are those of the plain run (``python -m words.jobs NAME --plain FACTS.json``).
 
@@ -72,6 +75,13 @@ HEALTHY = {
         messages=0,
         setup=Setup(low_precision=True),
         loss=Loss(course="fell", marks={0: 2.98, 200: 0.937, 390: 0.263}, claims=claims("fell")),
+    ),
+    "healthy_cosine_end": Truth(
+        faulty=False,
+        story="A resumed job ends its cosine: the rate goes from 3e-7 to 0, and the weights stand still in the end.",
+        messages=0,
+        setup=Setup(scheduler=True),
+        loss=Loss(course="flat", marks={}, claims=claims("flat")),
     ),
 }
 
@@ -445,6 +455,69 @@ OTHER_FAULTS = {
         true_fixes=(r"length|shorter|sequence|batch|memory|checkpoint|frame|line",),
         false_fixes=(LOWER_RATE, RAISE_RATE, r"empty_cache|expandable_segments|PYTORCH_CUDA"),
         loss=Loss(course="fell", marks={0: 3.27, 90: 0.902, 170: 0.744}, claims=claims("fell")),
+    ),
+    "rate_of_a_group": Truth(
+        faulty=True,
+        story=(
+            "At step 350 the learning rate of parameter group 1, the second block, goes from 2e-4 to 0.1 and stays"
+            " there. Nothing explodes at once; one bias of the block loses its gradient some 180 steps later."
+        ),
+        messages=1,
+        since=range(350, 700),
+        told=rules("explosion", "nonfinite", "scale_drop", "collapse", "vanished"),
+        may=rules("explosion", "collapse", "vanished", "scale_drop"),
+        parameters=(r"(embed|head|norm|blocks\..*)\.(weight|bias)",),
+        cause="The learning rate of parameter group 1 rose 500 times at step 350, and still holds.",
+        true_causes=(r"(learning rate|\blr\b).*group 1\b.*500 times at step 350",),
+        false_causes=(WEIGHT_DECAY, CLIPPING, r"momentum", NO_OPTIMIZER, DETACHED, FROZEN_FLAG),
+        fix="Set the learning rate of group 1 right (2e-4), and go back to a checkpoint before step 350.",
+        true_fixes=(r"checkpoint before step 350",),
+        false_fixes=(RAISE_RATE, NO_OPTIMIZER, FROZEN_FLAG),
+        codes=rules("rate_rose", "rate_stays"),
+        first=r"learning rate.*checkpoint before step 350",
+        loss=Loss(course="rose and stayed", marks={}, claims=claims("rose", "flat")),
+    ),
+    "rate_put_back": Truth(
+        faulty=True,
+        story=(
+            "From step 350 to 399 the learning rate of the decoder is 0.5, 500 times what it was. Gradients explode,"
+            " and are zero from then on: the ReLUs of the network are dead, also after the rate was put back."
+        ),
+        messages=1,
+        since=range(350, 700),
+        told=rules("explosion", "nonfinite", "scale_drop", "collapse", "vanished"),
+        may=rules("explosion", "collapse", "vanished", "scale_drop"),
+        parameters=(r"(encoder|decoder)\.\d\.(weight|bias)",),
+        cause="The learning rate of parameter group 1 rose 500 times at step 350.",
+        true_causes=(r"(learning rate|\blr\b).*group 1\b.*500 times at step 350",),
+        false_causes=(WEIGHT_DECAY, CLIPPING, r"momentum", NO_OPTIMIZER, DETACHED, FROZEN_FLAG, r"still in force"),
+        fix="Go back to a checkpoint before step 350, with the right learning rate.",
+        true_fixes=(r"checkpoint before step 350",),
+        false_fixes=(RAISE_RATE, NO_OPTIMIZER, FROZEN_FLAG),
+        codes=rules("rate_rose", "after_explosion"),
+        first=r"learning rate.*checkpoint before step 350",
+        loss=Loss(course="rose and stayed", marks={}, claims=claims("rose", "flat")),
+    ),
+    "decay_of_a_group": Truth(
+        faulty=True,
+        story=(
+            "At step 350 the weight decay of the second block goes from 0.2 to 200: with its learning rate of 1e-3 each"
+            " step multiplies its weights by 0.8. The block's gradients end; the first block learns on."
+        ),
+        messages=1,
+        since=range(350, 400),
+        told=rules("collapse", "vanished"),
+        may=rules("collapse", "vanished"),
+        parameters=(r"blocks\.1\..*",),
+        cause="Weight decay of parameter group 1 rose from 0.2 to 200 at step 350; its learning rate did not change.",
+        true_causes=(WEIGHT_DECAY,),
+        false_causes=(RATE_ROSE, CLIPPING, r"momentum", NO_OPTIMIZER, DETACHED, FROZEN_FLAG),
+        fix="Set the weight decay of group 1 right (0.2), and go back to a checkpoint before step 350.",
+        true_fixes=(r"checkpoint before step 350",),
+        false_fixes=(LOWER_RATE, RAISE_RATE, NO_OPTIMIZER, FROZEN_FLAG),
+        codes=rules("weight_decay"),
+        first=r"weight decay.*checkpoint before step 350",
+        loss=Loss(course="fell", marks={}, claims=claims("fell", "flat", "rose")),
     ),
 }
 

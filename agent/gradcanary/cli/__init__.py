@@ -1,4 +1,4 @@
-"""The command line: ``main``, the parser of all commands, and ``sync``. Commands import their parts when they run."""
+"""The command line: ``main``, the parser, ``sync`` and ``init``. Commands import their parts when they run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gradcanary import __version__
 from gradcanary.cli import attach, console, endpoints, incidents, run, runs, serve
 from gradcanary.cli.console import UsageError
 from gradcanary.settings import Settings
+from gradcanary.training_config import FILE, TrainingConfig
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
@@ -84,11 +85,13 @@ def parser() -> argparse.ArgumentParser:
     attach.add_commands(commands)
     serve.add_demo(commands)
     _add_sync(commands)
+    _add_init(commands)
     incidents.add_commands(commands)
     endpoints.add_commands(commands)
     runs.add_commands(commands)
     serve.add_backup_and_migrate(commands)
     serve.add_test_rules(commands)
+    serve.add_whatif(commands)
     return top
 
 
@@ -115,3 +118,29 @@ def _sync(arguments: argparse.Namespace) -> int:
     return (
         0 if sync.sync_spools(paths, settings.url if arguments.url else None, settings.token, console.print_text) else 1
     )
+
+
+def _add_init(commands: Commands) -> None:
+    command = commands.add_parser("init", help="write the settings of a training, for gradcanary.setup_training()")
+    command.add_argument("path", nargs="?", type=Path, default=Path(FILE), metavar="PATH", help="default: %(default)s")
+    command.add_argument("--force", action="store_true", help="replace the file if it exists")
+    command.set_defaults(run=_init)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    path: Path = arguments.path
+    try:
+        with path.open("w" if arguments.force else "x", encoding="utf-8") as file:
+            file.write(TrainingConfig().as_yaml())
+    except FileExistsError as error:
+        raise UsageError(f"gradcanary init: {path} exists: --force replaces it") from error
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise
+        raise UsageError(f"gradcanary init: {path} cannot be written: {error.strerror}") from error
+    console.print_text(
+        f"{path} holds the settings, each with its meaning and what is allowed. In the training:\n"
+        f"config = gradcanary.TrainingConfig.from_yaml({str(path)!r})\n"
+        "optimizer, watch = gradcanary.setup_training(model, config)"
+    )
+    return 0

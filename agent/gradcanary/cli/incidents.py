@@ -366,13 +366,17 @@ def _frame_lines(crash: Json | None) -> list[str]:
 def _layer_lines(members: Sequence[Json]) -> list[str]:
     if not members:
         return []
-    rows = [
-        (each["name"], number(each["baseline"]), number(each["value"]), _step_span(each))
-        for each in members[:SHOWN_LAYERS]
-    ]
+    rows = [(each["name"], *_levels(each), _step_span(each)) for each in members[:SHOWN_LAYERS]]
     more = len(members) - len(rows)
     shown = terminal.table(("SERIES" if members[0].get("metric") else "PARAMETER", "BASELINE", "VALUE", "STEPS"), rows)
     return ["", shown, *([f"and {more} more"] if more else [])]
+
+
+def _levels(member: Json) -> tuple[str, str]:
+    """Return the baseline and the value of a layer; of one that seldom has a gradient they are counts of samples."""
+    if member["evidence"] == "sporadic" and member["value"] is not None:
+        return f"every {member['baseline']:,.0f} samples", f"none in {member['value']:,.0f}"
+    return number(member["baseline"]), number(member["value"])
 
 
 def _step_span(member: Json) -> str:

@@ -1,4 +1,5 @@
-"""The commands that need the collector's package: ``up``, ``demo``, ``token``, ``backup``, ``migrate``, ``test-rules``.
+"""The commands that need the collector's package: ``up``, ``demo``, ``token``, ``backup``, ``migrate``, ``test-rules``,
+``whatif``.
 
 The one module of the agent that imports server and dashboard, each only when a command runs.
 """
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError, print_error
 from gradcanary.settings import Settings
@@ -114,6 +116,48 @@ def add_test_rules(commands: Commands) -> None:
     command.add_argument("--run", dest="name", metavar="R", help="a run in the collector")
     console.add_collector_options(command)
     command.set_defaults(run=_test_rules)
+
+
+def add_whatif(commands: Commands) -> None:
+    """Add ``whatif``."""
+    text = "foretell which weights would stop moving, and which gradients would come under the threshold, if the "
+    text += "learning rate followed another schedule"
+    status = "exit status: 0 nothing would happen (--backtest: all as foretold), 1 something would, 2 it could not run"
+    command = commands.add_parser("whatif", help=text, description=text, epilog=status)
+    command.add_argument("name", metavar="RUN", help="a run in the collector")
+    schedule = command.add_mutually_exclusive_group(required=True)
+    text = "step,lr in a .csv, [[0, 1e-4], [5000, 1e-5]] in a .json or .yaml, or an expression: "
+    text += "'cosine(3e-4, 1e-6, 20000)', 'lr * 0.1 if step > 5000 else lr'"
+    schedule.add_argument("--schedule", metavar="FILE|EXPR", help=text)
+    text = "hold the forecast before STEP (default: where the rate changed) against what happened"
+    schedule.add_argument("--backtest", nargs="?", const=-1, type=_step, metavar="STEP", help=text)
+    command.add_argument("--from", dest="first", type=_step, metavar="STEP", help="where it begins (default: the end)")
+    text = "where it ends (default: as many steps again as the run has, at least 10,000)"
+    command.add_argument("--to", dest="last", type=_step, metavar="STEP", help=text)
+    command.add_argument(
+        "--group", type=_step, metavar="N", help="the only parameter group that it is of (default: all)"
+    )
+    text = "gradients under it, as absmax, are low (default: %(default)s)"
+    command.add_argument("--threshold", type=_threshold, default=1e-4, metavar="X", help=text)
+    command.add_argument("--json", action="store_true", help="print the forecast as JSON, with all parameters")
+    console.add_collector_options(command)
+    command.set_defaults(run=_whatif)
+
+
+def _step(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
+def _threshold(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number over 0")
+    return value
 
 
 def _port(text: str) -> int:
@@ -266,3 +310,31 @@ def _test_rules(arguments: argparse.Namespace) -> int:
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     return 0 if is_silent else 1
+
+
+def _whatif(arguments: argparse.Namespace) -> int:
+    is_test, first = arguments.backtest is not None, arguments.first
+    if is_test and (first, arguments.last, arguments.group) != (None, None, None):
+        raise UsageError(
+            "gradcanary whatif: --from, --to and --group are of a schedule: leave them out with --backtest"
+        )
+    if is_test:
+        first = None if arguments.backtest < 0 else arguments.backtest
+    with _collector_errors("whatif"):
+        from gradcanary_server.ops import whatif_command
+
+        given = (arguments.name, arguments.schedule, first, arguments.last, arguments.group, arguments.threshold)
+        try:
+            settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
+            trusted = console.tls_context(settings.url)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"gradcanary whatif: {error}") from error
+        reply = whatif_command.ask(whatif_command.Question(*given), settings.url, settings.token, trusted)
+    if arguments.json:
+        console.print_json(reply.content)
+    for part in () if arguments.json else reply.report:
+        if isinstance(part, str):
+            console.print_text(part)
+        else:
+            console.print_rows(terminal.table(part.head, part.rows))
+    return 0 if reply.is_quiet else 1

@@ -67,7 +67,10 @@ class Story:
         step = run["step"] or 0
         if step >= FAULT_STEP and not self._is_faulty:
             self._is_faulty = True
-            print_line(f"The weight decay of {run['run']} is wrong now. No error, no warning from the training.")
+            print_line(
+                f"Step {FAULT_STEP}: the weight decay of lora_B in blocks 3-5 of {run['run']} rises to 100,000. "
+                "No error, no warning from the training."
+            )
         if run["open_incidents"] and not self._is_caught:
             self._is_caught = True
             print_line(f"Step {step}: gradcanary noticed: {run['headline']}.{self._next}")

@@ -8,7 +8,8 @@ attribute names. Accelerate passes its settings to DDP, FSDP or DeepSpeed, and t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ _HOOKS = {"bf16_compress": "bfloat16", "fp16_compress": "float16"}
 
 _registered: dict[int, Callable[[], object]] = {}
 """Parameters that are summed in float32, by id; the callable returns the parameter that the id stands for."""
+
+_masters: weakref.WeakKeyDictionary[torch.optim.Optimizer, Mapping[int, Tensor]] = weakref.WeakKeyDictionary()
+"""The float32 copies that an optimizer steps in the place of its parameters, by the parameters' ids."""
 
 _revision = 0
 
@@ -139,6 +143,30 @@ def is_summed(parameter: Tensor) -> bool:
     return found is not None and found() is parameter
 
 
+def register_masters(optimizer: torch.optim.Optimizer, masters: Mapping[int, Tensor]) -> None:
+    """Note the float32 copies that an optimizer steps from now on, by id of the parameter."""
+    global _revision
+    _masters[optimizer] = masters
+    _revision += 1
+
+
+def unregister_masters(optimizer: torch.optim.Optimizer) -> None:
+    """Remove the copies of an optimizer."""
+    global _revision
+    _masters.pop(optimizer, None)
+    _revision += 1
+
+
+def has_masters(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if ``fp32_masters()`` is on for an optimizer."""
+    return optimizer in _masters
+
+
+def has_master(parameter: Tensor) -> bool:
+    """Return True if an optimizer steps a float32 copy of a parameter."""
+    return any(id(parameter) in each for each in _masters.values())
+
+
 def revision() -> int:
-    """Return a number that changes with each :func:`register` and :func:`unregister`."""
+    """Return a number that changes with each call that registers, or removes, something."""
     return _revision

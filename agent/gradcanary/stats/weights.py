@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradcanary import wire
+from gradcanary.model.declared_dtypes import has_master
 from gradcanary.model.distributed import local_tensor
 from gradcanary.model.parameters import References
 from gradcanary.stats.kernels import LOW_PRECISION, norm_factors, strided_sample
@@ -185,7 +186,9 @@ class Frozen:
 
 
 def _is_low(parameter: Tensor | None) -> bool:
-    return parameter is not None and parameter.requires_grad and parameter.dtype in LOW_PRECISION
+    if parameter is None or not parameter.requires_grad or parameter.dtype not in LOW_PRECISION:
+        return False
+    return not has_master(parameter)
 
 
 class ForecastSchedule:
@@ -281,9 +284,9 @@ def _goes_by_the_rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bo
 
 
 def keeps_rounding(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Return True if a state keeps the rounding errors, by its name."""
+    """Return True if the optimizer steps a float32 copy, or a state keeps the rounding errors, by its name."""
     names = (str(key).lower() for key in _states(optimizer, parameter))
-    return any(word in name for name in names for word in _COMPENSATIONS)
+    return has_master(parameter) or any(word in name for name in names for word in _COMPENSATIONS)
 
 
 def unless_copied(share: Tensor, optimizer: torch.optim.Optimizer | None, parameter: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -142,14 +142,24 @@ class Meter:
             self._sampled_s += spent_s
         else:
             self._other_s += spent_s
-        if self._steps < LOOK_STEPS or self._steps % self.every:
-            return
+        if self._windows == GRACE_STEPS and self._policy.every > self.every:
+            self.take(IntervalPolicy(self._policy.every))
+            self._begin()
+        elif self._steps >= LOOK_STEPS and self._steps % self.every == 0:
+            self._look()
+
+    def _look(self) -> None:
+        """Measure, and decide on the interval if that was long enough; in the first steps it stays until their end."""
         measured = self._measured(time.perf_counter())
         self._share = min(measured.share, 1.0)
-        if not measured.is_complete(self.every):
+        if not measured.is_complete(self.every, self._budget):
             return
-        if self._windows >= GRACE_STEPS and not self._is_fixed:
-            self.take(next_policy(self._policy, measured, self._budget))
+        if not self._is_fixed:
+            policy = next_policy(replace(self._policy, every=self.every), measured, self._budget)
+            if self._windows >= GRACE_STEPS:
+                self.take(policy)
+            else:  # one more measurement over the budget is to give the same
+                self._policy = replace(policy, over=LOOKS_OVER) if policy.every > self.every else policy
         self._begin()
 
     def _begin(self) -> None:
@@ -198,9 +208,10 @@ class Measurement:
         others = self.steps - self.samples
         return min(self.share, self._part(self.other_s * self.steps / others)) if others > 0 else 0.0
 
-    def is_complete(self, every: int) -> bool:
-        """Return True if the measurement is long enough."""
-        return self.steps >= max(LOOK_STEPS, LOOK_SAMPLES * every) and self.rounds >= LOOK_ROUNDS
+    def is_complete(self, every: int, budget: float) -> bool:
+        """Return True if the measurement is long enough; where the hooks alone are over ``budget``, without rounds."""
+        is_known = self.rounds >= LOOK_ROUNDS or self._part(self.sampled_s + self.other_s) > budget
+        return is_known and self.steps >= max(LOOK_STEPS, LOOK_SAMPLES * every)
 
     def _part(self, seconds: float) -> float:
         return seconds / self.elapsed_s if self.elapsed_s > 0 else 0.0

@@ -22,6 +22,12 @@ CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES, "y
 MAX_SOUGHT = 200
 """Most characters of a part of a metric's name."""
 
+MAX_TOLD = 20
+"""Characters of what is no step, in the sentence that says so."""
+
+MOST_TIMES = 3
+"""The steps of the run: of more, what was measured is a stripe in a grey plot."""
+
 _ID = re.compile("[0-9a-f]{10}")
 
 
@@ -71,6 +77,23 @@ def parse(text: str | None) -> View:
     metrics = _text(query, "metrics")
     metrics = metrics if metrics is not None and len(metrics) <= MAX_SOUGHT else None
     return View(layer, first, last, incident, rows, metrics, lines=lines, vs=_text(query, "vs"), **chosen)
+
+
+def find_wrong_steps(text: str | None, steps: tuple[int, int]) -> str | None:
+    """Return why the steps of a query string cannot be drawn, None if they can; ``steps`` are those of the run."""
+    query = parse_qs((text or "").removeprefix("?"))
+    ends: list[int] = []
+    for key, end in zip(("from", "to"), steps, strict=True):
+        told, number = _text(query, key), _number(query, key)
+        if told and number is None:
+            return f"{key}={told[:MAX_TOLD]} is no step."
+        ends.append(end if number is None else number)
+    first, last = ends
+    if first > last:
+        return f"Step {first:,} is after step {last:,}."
+    if last < steps[0] or first > steps[1] or last - first > MOST_TIMES * (steps[1] - steps[0] + 1):
+        return f"The run has the steps {steps[0]:,} to {steps[1]:,} so far."
+    return None
 
 
 def run_url(run: str, view: View | None = None) -> str:

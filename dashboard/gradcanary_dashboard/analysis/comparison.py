@@ -123,9 +123,9 @@ def _firing(first: Numbers, other: Numbers) -> str:
     """Return ``0 of 300 layers collapsed instead of 18``; the verb is that of the rule if there is only one."""
     rules = {*first.rules, *other.rules}
     have = wording.agree(other.firing, ("has", "have"))
-    verb = "collapsed" if rules == {"collapse"} else f"{have} a rule that fires"
+    verb = "collapsed" if rules == {"collapse"} else f"{have} not recovered from a fault"
     if not rules:
-        return "no rule fires for a parameter of either"
+        return "no parameter of either has a fault"
     of = f"{number_text.integer(other.firing)} of {number_text.plural(other.layers, 'parameter')}"
     if other.firing == first.firing and other.layers == first.layers:
         return f"{of} {verb} in both"
@@ -177,13 +177,13 @@ def _of_many(numbers: Sequence[Numbers], common: Steps | None) -> str:
 def _fewest(numbers: Sequence[Numbers]) -> str:
     counts = [each.firing for each in numbers]
     if not any(counts):
-        return f"Of {len(numbers)} runs no rule fires for a parameter"
+        return f"No parameter of {len(numbers)} runs has a fault"
     fewest = [each.letter for each in numbers if each.firing == min(counts)]
     most = [each.letter for each in numbers if each.firing == max(counts)]
     if min(counts) == max(counts):
-        return f"{number_text.plural(counts[0], 'parameter')} with a rule that fires in each of {len(numbers)} runs"
+        return f"{number_text.plural(counts[0], 'parameter')} not recovered from a fault in each of {len(numbers)} runs"
     return (
-        f"Fewest parameters with a rule that fires: {' and '.join(fewest)}, {min(counts)}; "
+        f"Fewest parameters not recovered from a fault: {' and '.join(fewest)}, {min(counts)}; "
         f"most: {' and '.join(most)}, {max(counts)}"
     )
 

@@ -20,7 +20,8 @@ OPTIMIZER, COMMAND, CODE, MACHINE = "Optimizer and clip", "Command", "Code and v
 PROGRAM = "the program"
 """No argument has a space in its name."""
 
-NO_CLIP, NEVER_CLIPPED = "no clip", "limit never reached"
+NO_LIMIT = "no limit seen"
+"""Gradients were not clipped, or not often enough to know the limit: without a clip, or under its limit."""
 
 RATE_OF_GROUP = re.compile(r"lr(\d{1,6})")
 """The name of the metric of a parameter group's learning rate."""
@@ -147,9 +148,7 @@ def _clip(settings: Iterable[Mapping[str, Any]], last: Mapping[str, float | None
     limits = [numbers.setting(each["value"]) for each in settings if each["name"] == "max_norm"]
     if limits:
         return {CLIP: _by_group({0: limits})}
-    if "clip_factor" in last:
-        return {CLIP: NEVER_CLIPPED}
-    return {CLIP: NO_CLIP} if "total_norm" in last else {}
+    return {CLIP: NO_LIMIT} if "total_norm" in last else {}
 
 
 def _code(run: Mapping[str, Any], environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -89,12 +89,14 @@ def frozen(run: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[str, list[s
     return "", []
 
 
-def row(layer: Layer) -> dict[str, Any]:
-    """Return a layer as texts for the table.
+def row(layer: Layer, *, has_ended: bool) -> dict[str, Any]:
+    """Return a layer as texts for the table; nothing fires after the end of its run, ``has_ended``.
 
     Rules of severity information are left out: of a bfloat16 training they are the same for each layer.
     """
-    rules = ((rule.replace("_", " "), state) for rule, state in sorted(layer["rules"].items()) if state != "info")
+    words = dict.fromkeys(("firing", "recovering"), "not recovered") if has_ended else {}
+    told = ((rule, state) for rule, state in sorted(layer["rules"].items()) if state != "info")
+    rules = ((rule.replace("_", " "), words.get(state, state)) for rule, state in told)
     return {
         "name": layer["name"],
         "absmax": numbers.scientific(layer["absmax"]),

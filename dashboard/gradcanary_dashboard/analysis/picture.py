@@ -128,7 +128,7 @@ def is_of_absmax(rule: str) -> bool:
 
 def values(rule: str, member: Member) -> str:
     """Return what a parameter had: ``0.0038 → 1.6e-7``, ``7.2e-9, similar 1.9e-4``, ``8.9 % lost``."""
-    value, baseline, siblings = (_gradient(member, key) for key in ("value", "baseline", "siblings"))
+    value, baseline, siblings = (gradient(member, key) for key in ("value", "baseline", "siblings"))
     if not is_of_absmax(rule):
         told = numbers.scientific if rule == "no_update" else numbers.percent
         return "" if value is None else " ".join(filter(None, (told(value), _SHARES.get(rule))))
@@ -145,11 +145,11 @@ def has_values(series: Mapping[str, Any], least: int = 1) -> bool:
 
 def level(known: Sequence[Member], key: str) -> float | None:
     """Return the median of a value of members, such as their baseline; None if none of them has it."""
-    found = [value for member in known if (value := _gradient(member, key)) is not None]
+    found = [value for member in known if (value := gradient(member, key)) is not None]
     return median(found) if found else None
 
 
-def _gradient(member: Member, key: str) -> float | None:
-    """Return a value of a member; None of a sporadic one, whose numbers are counts of steps."""
+def gradient(member: Member, key: str) -> float | None:
+    """Return a value of a member; None of a sporadic one, whose numbers are counts of samples."""
     value: float | None = None if member.get("evidence") == "sporadic" else member[key]
     return value

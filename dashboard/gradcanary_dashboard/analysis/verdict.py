@@ -110,7 +110,7 @@ def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *
     states = layer["rules"]
     fires = [rule for rule, state in states.items() if state in ("firing", "recovering")]
     if fires:
-        return _fired(fires[0], states[fires[0]], layer, incidents)
+        return _fired(fires[0], "ended" if has_ended else states[fires[0]], layer, incidents)
     suspects = [rule for rule, state in states.items() if state == "suspect"]
     if suspects:
         return Verdict("warning", f"{_spoken(suspects[0])} is suspected, and not yet sure")
@@ -126,7 +126,10 @@ def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *
 
 
 def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
-    """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, with the numbers of the newest incident."""
+    """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, with the numbers of the newest incident.
+
+    ``state`` is firing, recovering, or ended with the run.
+    """
     newest = next((incident for incident in incidents if incident["rule"] == rule), None)
     members = newest.get("layers", ()) if newest else ()
     member: Mapping[str, Any] = next((member for member in members if member["layer"] == layer["layer"]), {})
@@ -134,14 +137,15 @@ def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[
     before, now = member.get("baseline"), layer["absmax"]
     known = before is not None and now is not None and rule == "collapse"
     fell = f": from {numbers.scientific(before)} to {numbers.scientific(now)}" if known else ""
-    recovering = ", recovering" if state == "recovering" else ""
-    return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{recovering}", fell)
+    outcome = {"recovering": ", recovering", "ended": ", not recovered at the end"}.get(state, "")
+    return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{outcome}", fell)
 
 
-def _order_of_headline(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
+def _order_of_headline(incident: Mapping[str, Any]) -> tuple[int, bool, bool, int]:
     """Return the place of an incident in the order of the collector's headline."""
     is_late = incident["rule"] in severity.PROCESS_RULES
-    return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
+    rank = severity.SEVERITIES.index(incident["severity"])
+    return rank, not is_late, not incident.get("acked"), -int(incident["id"])
 
 
 def _spoken(rule: str) -> str:

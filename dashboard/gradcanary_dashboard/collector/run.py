@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.address.run import View, find_wrong_steps, parse
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import loss as loss_levels
 from gradcanary_dashboard.analysis.arrays import decode
@@ -93,6 +93,13 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         clips=clips(collector, run_answer),
         other=_load_other(collector, run_answer, view, chosen),
     )
+
+
+def view_of(run: Mapping[str, Any], text: str) -> tuple[View, str | None]:
+    """Return the view of a query string, with all steps of the run where its own cannot be drawn, and why not."""
+    view, steps = parse(text), run_launches.measured(run_launches.launches(run))
+    wrong = find_wrong_steps(text, steps) if steps else None
+    return (view, None) if wrong is None else (replace(view, from_step=None, to_step=None), wrong)
 
 
 def find_other(collector: Collector, run: str, view: View) -> Answer | None:

@@ -23,7 +23,6 @@ NO_FIGURE = {"data": [], "layout": {"height": 200, "xaxis": {"visible": False}, 
 """What is drawn before there is an answer: Plotly's own axes would have numbers that nobody measured."""
 
 _TINY = re.compile(r"(\d[\d.]*e-\d+)")
-_ENDS = re.compile(r"(?<=[.(/=])(?=\w)")
 
 RUN_STATES = {
     "live": "pulse",
@@ -93,13 +92,8 @@ def code(text: str, shown: Children = None) -> html.Div:
         type="button",
         **attributes(data_copy=text, aria_label="Copy to the clipboard"),
     )
-    return html.Div([html.Pre(html.Code(_breakable(text) if shown is None else shown)), button], className="code")
-
-
-def _breakable(text: str) -> Children:
-    """Return code that a narrow line parts behind a dot or a bracket, and not within a name."""
-    first, *others = _ENDS.split(text)
-    return [first, *(part for piece in others for part in (html.Wbr(), piece))]
+    lines = html.Pre(html.Code(text if shown is None else shown), tabIndex=0)  # a long line scrolls, also by keys
+    return html.Div([lines, button], className="code")
 
 
 def explained(shown: Children, explanation: str) -> html.Span:
@@ -135,13 +129,8 @@ def crumbs(way: Sequence[tuple[str, str]], here: Children | None) -> html.Nav:
     return html.Nav(children, className="crumbs", **attributes(aria_label="Breadcrumb"))
 
 
-def verdict(said: Verdict) -> html.H1:
-    """Return the sentence on top of a page, which is read out where it becomes another one."""
-    return html.H1([badge(said.tone, said.tone), _spoken(said)], className=f"verdict tone-{said.tone}")
-
-
 def verdict_below(said: Verdict, label: str) -> html.P:
-    """Return the verdict below the name of a run: a solid badge with the ``label``, and the sentence."""
+    """Return the verdict below a name: a solid badge with the ``label``, and the sentence, read out when it changes."""
     solid = html.Span([icon(ICONS[said.tone]), label], className="badge solid")
     held = attributes(data_verdict=said.tone)
     return html.P([solid, _spoken(said)], className=f"verdict tone-{said.tone}", **held)

@@ -24,7 +24,7 @@ COLUMNS = (
     Column("state", "state"),
     Column("decl. / stored / eff.", "accumulator", explain("declared", "stored", "effective")),
     Column("K", "number k", explain("K")),
-    Column("rules", "rule", explain("firing", "low")),
+    Column("rules", "rule", explain("firing", "not recovered", "low")),
 )
 """Those after the name."""
 
@@ -46,7 +46,13 @@ def card(
 
 
 def rows(
-    run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, common: Common, *, draws: bool = False
+    run: Mapping[str, Any],
+    listed: Sequence[Layer],
+    chosen: Layer | None,
+    view: View,
+    common: Common,
+    *,
+    draws: bool = False,
 ) -> str:
     """Return a row per layer as JSON; ``draws`` is that of the card, ``common`` what the names of the run share."""
     made = (replace(_row(run, layer, view), is_chosen=layer is chosen, common=common) for layer in listed)
@@ -80,11 +86,11 @@ def _name(*, draws: bool) -> Column:
     return Column("Parameter", "button link" if draws else "link")
 
 
-def _row(run: str, layer: Layer, view: View) -> table.Row:
-    texts = layers.row(layer)
+def _row(run: Mapping[str, Any], layer: Layer, view: View) -> table.Row:
+    texts = layers.row(layer, has_ended=run["state"] in numbers.ENDED)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
-    state = next((word for word in ("firing", "low") if rule.endswith(word)), None)
+    state = next((word for word in ("firing", "not recovered", "low") if rule.endswith(word)), None)
     told = rule if state is None else {"text": rule, "title": explain(state)}
     cells: list[table.Cell] = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), told]
-    href = layer_url(run, layer["name"], layer["layer"], view)
+    href = layer_url(run["run"], layer["name"], layer["layer"], view)
     return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}")

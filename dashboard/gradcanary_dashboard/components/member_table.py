@@ -34,6 +34,8 @@ COLUMNS = (
 ORDERED_BY = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
 """What each column is sorted by."""
 
+VALUES = ("baseline", "value", "siblings")
+
 SLOTS = {
     "members": static.TREES,
     "members-fold": static.TREES,
@@ -173,9 +175,13 @@ def _ordered(found: list[picture.Member], chosen: Members) -> list[picture.Membe
     if chosen.by is None or chosen.by >= len(ORDERED_BY):
         return found
     key = ORDERED_BY[chosen.by]
-    having = [member for member in found if member[key] is not None]
-    having.sort(key=lambda member: _natural(member[key]), reverse=chosen.descends)
-    return having + [member for member in found if member[key] is None]
+
+    def value(member: picture.Member) -> Any:  # noqa: ANN401 -- a text or a number, by the column
+        return picture.gradient(member, key) if key in VALUES else member[key]
+
+    having = [member for member in found if value(member) is not None]
+    having.sort(key=lambda member: _natural(value(member)), reverse=chosen.descends)
+    return having + [member for member in found if value(member) is None]
 
 
 def _natural(value: str | float) -> list[str | float]:
@@ -210,7 +216,7 @@ def _more(chosen: Members) -> html.Button:
 
 
 def tally(incident: Mapping[str, Any]) -> str:
-    """Return ``18 firing, 2 resolved``, or ``18 ended, 2 resolved`` of an incident on which the run ended."""
+    """Return ``18 firing, 2 resolved``, or ``18 not recovered, 2 resolved`` of an incident on which the run ended."""
     layers = picture.members(incident)
     firing = sum(member["until_step"] is None for member in layers)
     counts = {_unended(incident): firing, "resolved": len(layers) - firing}
@@ -220,14 +226,19 @@ def tally(incident: Mapping[str, Any]) -> str:
 
 def _unended(incident: Mapping[str, Any]) -> str:
     """Return the words for a layer without an end: after the end of the run no layer fires."""
-    return "firing" if incident["state"] == "open" else "ended"
+    return "firing" if incident["state"] == "open" else "not recovered"
 
 
 def _row(incident: Mapping[str, Any], member: Mapping[str, Any], view: View) -> table.Row:
     href = member_url(incident, member, view)
     is_firing = member["until_step"] is None
     until = _unended(incident) if is_firing else numbers.integer(member["until_step"])
-    values = [numbers.scientific(member[key]) for key in ("baseline", "value", "siblings")]
+    values = [numbers.scientific(picture.gradient(member, key)) for key in VALUES]
+    if member["evidence"] == "sporadic" and member["value"] is not None:  # counts of samples
+        values[:2] = (
+            f"every {numbers.integer(member['baseline'])} samples",
+            f"none in {numbers.integer(member['value'])}",
+        )
     evidence = (member["evidence"] or numbers.NOTHING).replace("_", " ")
     rank = numbers.integer(member["rank"])
     cells = [numbers.integer(member["since_step"]), until, *values, evidence, rank]

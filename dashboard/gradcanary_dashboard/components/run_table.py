@@ -23,7 +23,7 @@ HEADS = (
     "State",
     "Steps",
     "Parameters",
-    "Firing",
+    "Not recovered",
     "Accumulators",
     "Loss",
     "Step time",
@@ -31,7 +31,7 @@ HEADS = (
     "Incidents",
 )
 HINTS = {
-    "Firing": f"Parameters with a rule that fires. {explain('firing')}",
+    "Not recovered": f"Parameters with a rule that fires, or fired as the run ended. {explain('firing')}",
     "Loss": "Median of the last points of the steps that all runs have; least, over them; last, of the run",
     "Step time": f"Median of single steps: the last {number_text.integer(TIMED_STEPS)}, at most, that all runs have",
     "Peak memory": "Largest over the steps that all runs have",

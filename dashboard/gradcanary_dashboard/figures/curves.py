@@ -37,7 +37,8 @@ FADE = "22"
 
 HOLE_FILL = palette.NO_DATA + "50"
 
-FEW_DECADES = 1.6
+FEW_DECADES = 2
+MOST_LABELS = 5
 
 DOTTED = 40
 """Up to this many samples each has a dot: a full zoom shows which steps were sampled."""
@@ -193,15 +194,22 @@ def _is_cut(found: Sequence[Curve]) -> bool:
 
 
 def _ticks(floor: float, top: float) -> int | str:
-    """Return the distance of labels in decades; with fewer than two labels, also at 2 and 5 of each decade.
+    """Return the distance of labels in decades; under two decades, which may have one power of ten, at 2 and 5 as well.
 
-    An axis without a power of ten has whole numbers: a lone 2 would not say of which decade it is.
+    An axis without a power of ten, or with no 2 or 5 beside it, has two to five numbers at equal distances: a lone 2
+    would not say of which decade it is, and a lone label says nothing of the distance of two values.
     """
     low, high = math.log10(floor), math.log10(top)
-    if math.floor(high) < low:
-        steps = [part * 10.0 ** math.floor(low) for part in (0.5, 1, 2, 5)]
-        return f"L{next(step for step in steps if top // step - floor // step <= 3)}"
-    return "D2" if high - low < FEW_DECADES else max(1, math.ceil((high - low) / 6))
+    if high - low >= FEW_DECADES:
+        return max(1, math.ceil((high - low) / 6))
+    decades = range(math.floor(low), math.floor(high) + 1)
+    if (
+        math.floor(high) >= low
+        and sum(floor <= part * 10.0**decade <= top for decade in decades for part in (1, 2, 5)) > 1
+    ):
+        return "D2"
+    steps = [part * 10.0 ** math.floor(low) for part in (0.1, 0.2, 0.5, 1, 2, 5)]
+    return f"L{next(step for step in steps if top // step - floor // step <= MOST_LABELS)}"
 
 
 def above(curve: Curve, floor: float) -> Curve:

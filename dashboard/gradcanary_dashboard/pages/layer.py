@@ -16,7 +16,7 @@ from gradcanary_dashboard.analysis.buckets import widths
 from gradcanary_dashboard.analysis.curve import is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, Stat, phases
-from gradcanary_dashboard.analysis.verdict import of_layer
+from gradcanary_dashboard.analysis.verdict import Verdict, of_layer
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.layer import LayerData
 from gradcanary_dashboard.components import (
@@ -33,6 +33,9 @@ from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.glossary import EXPLAINED, explain
 
 HEIGHT = 190
+
+LABELS = {"quiet": "OK"}
+"""The labels of verdicts whose label is not their tone."""
 
 SLOTS = {
     "layer-crumbs": static.TREES,
@@ -94,7 +97,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
     return {
         "title": layer["name"],
         "layer-crumbs": static.encode(_crumbs(run, layer["name"], view)),
-        "layer-verdict": [elements.verdict(of_layer(layer, data.incidents, has_ended=has_ended))],
+        "layer-verdict": _titled(layer["name"], of_layer(layer, data.incidents, has_ended=has_ended)),
         "layer-tiles": _tiles(data),
         "layer-csv": share_bar.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),
         "layer-zoom-note": figure_controls.zoom_note(
@@ -104,17 +107,22 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-moves": figure_controls.reached(run_launches.measured(events.launches)),
         "layer-incidents": static.encode(incident_card.panel(data.incidents, view, layer["layer"], common)),
         "layer-incidents-tally": incident_card.tally(data.incidents),
-        "siblings": layer_table.rows(run, listed, layer, view, common),
+        "siblings": layer_table.rows(data.run, listed, layer, view, common),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",
         "layer-notes": notes.cards({**data.run, "facts": _facts(data)}),
         **figures,
     }
 
 
+def _titled(name: str, said: Verdict) -> list[Any]:
+    """Return the name of the layer, and the verdict below it."""
+    return [html.H1(elements.parameter(name)), elements.verdict_below(said, LABELS.get(said.tone, said.tone))]
+
+
 def _crumbs(run: str, layer: str, view: View) -> html.Nav:
     """Return the breadcrumbs; the run's link keeps the steps and draws this layer's trend."""
     back = run_url(run, replace(view.steps(), layer=layer))
-    return elements.crumbs([("Runs", "/"), (run, back)], elements.parameter(layer))
+    return elements.crumbs([("Runs", "/"), (run, back)], None)
 
 
 def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[str, Any]:

@@ -123,14 +123,19 @@ def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Cont
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
-    run, view = arguments["run"], parse(search)
+    run = arguments["run"]
+    view, wrong = run_data.view_of(collector.run(run).body, search)
     listed = _runs_beside(collector, run, view, shown)
     if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown, view):
         return {**listed, "shown": json.dumps(shown)} if listed else {}
     version = run_data.version(collector, run, view)
     data = run_data.load(collector, run, view, shown.get("layer"))
     drawn = data.layer and data.layer["layer"]
-    return {**run_page.fill(data, view, search), **listed, "shown": _run_state(version, search, data, layer=drawn)}
+    return {
+        **run_page.fill(data, view, search, wrong),
+        **listed,
+        "shown": _run_state(version, search, data, layer=drawn),
+    }
 
 
 def _runs_beside(collector: Collector, run: str, view: View, shown: Shown) -> Contents:

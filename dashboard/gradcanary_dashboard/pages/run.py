@@ -116,8 +116,9 @@ def unknown(run: str) -> list[Any]:
     return [elements.missing("No such run", text, ("See all runs", "/"))]
 
 
-def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
-    """Return the contents of every slot but ``vs-runs``; ``search`` is the query of the view."""
+def fill(data: RunData, view: View, search: str = "", wrong: str | None = None) -> dict[str, Any]:
+    """Return the contents of every slot but ``vs-runs``; ``search`` is the query of the view, ``wrong`` what is wrong
+    with its steps."""
     run, has_ended = data.run["run"], data.run["state"] in numbers.ENDED
     clock = run_data.clock(view, data.heatmap)
     span = axes.Span.of(run, view, data.heatmap).timed(clock)
@@ -134,7 +135,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "tiles": static.encode(_tiles(data, sums)),
         "heat-words": f"{STATS[view.stat].title}, every parameter",
         **figure_controls.offered(view, data.layers),
-        "refusal": data.refusal and f"{data.refusal} All rows are shown.",
+        "refusal": _refusal(data, view, wrong),
         "legend": figure_controls.legend(drawn),
         "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
         "run-zoom-note": figure_controls.zoom_note(
@@ -156,7 +157,7 @@ def fill(data: RunData, view: View, search: str = "") -> dict[str, Any]:
         "incident-tally": incident_card.tally(data.incidents),
         "overview": static.encode(configuration.overview(data.run, data.layers)),
         "notes": notes.cards({**data.run, "facts": []}),
-        "layer-rows": layer_table.rows(run, rows, data.layer, view, common, draws=True),
+        "layer-rows": layer_table.rows(data.run, rows, data.layer, view, common, draws=True),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         "layer-rows-frozen": static.encode(layer_table.frozen(*layers.frozen(data.run, data.layers))),
         **_trend(data, view, span, events, common),
@@ -185,6 +186,17 @@ def _is_of_samples(data: RunData, events: Events) -> bool:
     drawn = data.series
     is_as_wide = drawn is not None and widths(drawn) == widths(data.heatmap)
     return drawn is not None and is_as_wide and is_of_samples(drawn, events)
+
+
+def _refusal(data: RunData, view: View, wrong: str | None) -> str | None:
+    """Return what is wrong with the address of the page, and what is shown instead."""
+    is_strange = view.incident is not None and all(each["id"] != view.incident for each in data.incidents)
+    told = [
+        data.refusal and f"{data.refusal} All rows are shown.",
+        wrong and f"{wrong} All steps are shown.",
+        f"Incident {view.incident} is not of this run." if is_strange else None,
+    ]
+    return " ".join(filter(None, told)) or None
 
 
 def _matching(data: RunData, view: View) -> list[layers.Layer]:

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import JSONResponse
 
-from gradcanary_dashboard.address.run import View, parse
+from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.collector import run as run_data
@@ -41,9 +41,7 @@ def register(server: FastAPI, collector: Collector) -> None:
 
     @server.get("/_metrics", include_in_schema=False)
     async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
-        return await in_thread(
-            QUESTIONS, _json_answer, lambda: {"panels": draw_panels(collector, run, key, parse(search))}
-        )
+        return await in_thread(QUESTIONS, _json_answer, lambda: {"panels": draw_panels(collector, run, key, search)})
 
     @server.get("/_cell", include_in_schema=False)
     async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
@@ -52,9 +50,11 @@ def register(server: FastAPI, collector: Collector) -> None:
         )
 
 
-def draw_panels(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
+def draw_panels(collector: Collector, run: str, keys: Sequence[str], search: str) -> list[dict[str, Any]]:
     """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
-    told, picture = collector.run(run).body, run_data.axis(collector, run, view)
+    told = collector.run(run).body
+    view, _ = run_data.view_of(told, search)
+    picture = run_data.axis(collector, run, view)
     span = axes.Span.of(run, view, picture).timed(run_data.clock(view, picture))
     events = Events.of(told, picture["marks"])
     wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]

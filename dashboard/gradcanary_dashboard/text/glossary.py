@@ -10,6 +10,7 @@ EXPLAINED = {
     "effective": "The dtype that the values show: float32 numbers that were rounded to bfloat16 count as such.",
     "weights": "The dtype of the parameter itself.",
     "firing": "The rule has seen enough bad steps, and not yet as many good ones since.",
+    "not recovered": "The rule fired until the run ended.",
     "low": "Under the threshold (1e-4 by default), but it has always been, or not fallen: that is no incident.",
     "baseline": "The parameter's own normal level: the largest median of its absmax so far, which no fall changes.",
     "siblings": "The upper quartile of parameters of the same module class and shape, named alike but for numbers.",

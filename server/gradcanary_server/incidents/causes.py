@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from gradcanary_server.incidents.setting_causes import (
     change_lines,
     find_decay,
     find_momentum,
+    find_standing,
     find_tiny_clip,
     find_update_cause,
     jump_lines,
@@ -73,6 +74,18 @@ _AFTER = {
 }
 """Causes by rule and by the rule of a nearby incident; the first one counts."""
 
+_LASTING = ("never_cleared", "not_optimized", "stalled")
+"""Rules of what goes on until they resolve: they explain what opens however long after them."""
+
+_AFTER_STEPS = ("nonfinite", "explosion")
+"""Rules of steps that move weights to where gradients are next to nothing."""
+
+_MAY_FOLLOW_STEPS = ("common_fall", "own_loss_fall", "became_zero")
+"""Causes of gradients that such a step explains better."""
+
+_LEADERS = {"diverged": "explosion", "ended_while_stalled": "stalled"}
+"""Rules of the incidents that come first, by cause; of the others the name of the cause ends with its rule."""
+
 _CODES = {
     "collapse": {
         "threshold": "under_threshold",
@@ -110,11 +123,20 @@ _CODES = {
 
 _BY_SETTINGS = {
     *("lora_partner", "whole_blocks", "parameter_group", "rate_jump", "unknown_fall", "common_fall"),
-    *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient", "cut_off", "cut_off_blocks"),
-    *("loss_diverged", "sudden_nonfinite_loss", "no_gradient_at_all", "exponential_fall", "own_loss_fall"),
-    *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished"),
+    *("exploding", "diverging", "diverged", "nonfinite_loss", "nonfinite_gradient"),
+    *("loss_diverged", "sudden_nonfinite_loss", "exponential_fall", "own_loss_fall"),
+    *("after_explosion", "after_nonfinite", "after_scale_drop", "after_vanished", "became_zero", "idle_for_long"),
 }
 """Causes that a setting explains better, if there is one: they name where it shows."""
+
+_BY_EARLIER = {
+    *("lora_partner", "whole_blocks", "parameter_group", "unknown_fall", "common_fall", "exploding", "diverging"),
+    *("nonfinite_loss", "nonfinite_gradient", "loss_diverged", "diverged", "became_zero", "idle_for_long"),
+}
+"""Causes that a setting explains better which rose long before and is still in force."""
+
+_UNSURE = {"unknown_fall", "common_fall", "exploding", "diverging", "became_zero", "idle_for_long"}
+"""Causes that name nothing of this run: an incident that opened long before, and did not recover, may explain more."""
 
 _BY_SCALE = {
     **dict.fromkeys(("nonfinite_gradient", "fp16_overflow"), "scale_fell"),
@@ -235,12 +257,18 @@ class CauseContext:
 
 @dataclass(frozen=True)
 class LikelyCause:
-    """A cause: its code in the catalogue, its text, its evidence, and the incidents that may explain it."""
+    """A cause: its code in the catalogue, its text, its evidence, and the incidents that may explain it.
+
+    ``follows`` is the incident that comes first, if there is one: what to do about it is what to do first. ``step`` is
+    the first one of a setting that is the cause, -1 if the launch began with it, None of other causes.
+    """
 
     code: str
     text: str
     evidence: tuple[str, ...]
     incidents: tuple[int, ...]
+    follows: int | None = None
+    step: int | None = None
 
 
 def needs_all_layers(rule: str, members: Iterable[Member]) -> bool:
@@ -253,21 +281,84 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     if context.incident.crash is not None:
         return _crash_cause(context, context.incident.crash)
     code, evidence = _cause(context)
+    standing = find_standing(context.configuration, context.incident.lr_jumps, context.incident.since_step)
     root = _setting_cause(context, code)
+    if root is None and standing and code in _BY_EARLIER:
+        root = standing[0]
     scale = _scale_lines(context)
-    code = (_BY_SCALE.get(code, code) if scale else code) if root is None else root.code
+    earlier = _earlier(context) if root is None and not scale and code in _UNSURE else None
+    if root is not None:
+        code = root.code
+    elif scale:
+        code = _BY_SCALE.get(code, code)
+    elif earlier is not None:
+        code = "after_earlier"
     # The way gradients are summed explains a loss in the sum, but no fall of gradients.
     explains_sums = context.incident.rule == "accumulation_loss"
     others = [near for near in context.near if near.rule != "accumulator" or explains_sums]
     if context.incident.rule == "in_vain":  # weights that stand still are what it is about
         others = [near for near in others if near.rule != "frozen"]
-    nearby = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
+    leader = earlier or _leader(context, code)
+    others.sort(key=lambda near: near is not leader)
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*scale, *_setting_lines(context, root), *evidence, *nearby, *_facts(context)),
+        evidence=(
+            *scale,
+            *_setting_lines(context, root, standing),
+            *evidence,
+            *(_nearby_line(context, near) for near in others),
+            *_facts(context),
+        ),
         incidents=tuple(near.id for near in others),
+        follows=None if leader is None else leader.id,
+        step=None if root is None else root.step,
     )
+
+
+def follow(cause: LikelyCause, first: LikelyCause) -> LikelyCause:
+    """Return the cause of an incident after another one, with what is known of the cause of that."""
+    known = [line for line in first.evidence[:1] if line not in cause.evidence]
+    marker = f"incident {cause.follows} "
+    lines = [f"{line}: {known[0]}" if known and line.startswith(marker) else line for line in cause.evidence]
+    return replace(cause, evidence=tuple(lines), step=first.step)
+
+
+def _nearby_line(context: CauseContext, near: NearbyIncident) -> str:
+    line = f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}"
+    steps = context.incident.opened_step - near.opened_step
+    return line if _is_near(context, near) else f"{line}, {steps:,} steps before, and had not recovered"
+
+
+def _is_near(context: CauseContext, near: NearbyIncident) -> bool:
+    return context.incident.opened_step - near.opened_step <= NEAR_STEPS
+
+
+def _earlier(context: CauseContext) -> NearbyIncident | None:
+    """Return the first incident that opened long before, did not recover, and is of a rule that explains this one."""
+    rules = CAUSES_OF.get(context.incident.rule, ())
+    found = [near for near in context.near if near.rule in rules and not _is_near(context, near)]
+    return min(found, key=_order, default=None)
+
+
+def _leader(context: CauseContext, code: str) -> NearbyIncident | None:
+    """Return the incident that comes first by a cause."""
+    if code == "beside_collapse":
+        found = [near for near in context.near if near.id == context.incident.beside]
+    else:
+        rule = _LEADERS.get(code, code.removeprefix("after_"))
+        found = (
+            [near for near in context.near if near.rule == rule and _explains(context, near)] if rule != code else []
+        )
+    return min(found, key=_order, default=None)
+
+
+def _order(near: NearbyIncident) -> tuple[int, int]:
+    return near.opened_step, near.id
+
+
+def _explains(context: CauseContext, near: NearbyIncident) -> bool:
+    return near.severity != "information" and (near.rule in _LASTING or _is_near(context, near))
 
 
 def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
@@ -287,8 +378,9 @@ def _setting_cause(context: CauseContext, code: str) -> SettingCause | None:
     found = find_decay(configuration, since) or find_momentum(configuration, since, from_start=has_grown)
     if found is not None:
         return found
-    rises = [jump for jump in context.incident.lr_jumps if jump.after >= RISE * jump.before]
-    return SettingCause("rate_rose", "lr", jump_lines(rises, configuration.groups)[0]) if rises else None
+    rises = [jump for jump in context.incident.lr_jumps if jump.now is None and jump.after >= RISE * jump.before]
+    lines = jump_lines(rises, configuration.groups, since)
+    return SettingCause("rate_rose", "lr", lines[0], rises[0].step) if rises else None
 
 
 def _scale_lines(context: CauseContext) -> list[str]:
@@ -297,18 +389,24 @@ def _scale_lines(context: CauseContext) -> list[str]:
     return [] if fall is None or context.incident.rule not in _SCALED else ["".join(scale_words(fall))]
 
 
-def _setting_lines(context: CauseContext, root: SettingCause | None) -> list[str]:
-    """Return the sentence of the cause, and a line for each other setting that changed shortly before."""
+def _setting_lines(context: CauseContext, root: SettingCause | None, standing: Iterable[SettingCause]) -> list[str]:
+    """Return the sentence of the cause, and a line for each other setting that changed shortly before.
+
+    Of gradients there is also one for each setting that rose long before and is still in force.
+    """
     configuration, since = context.configuration, context.incident.since_step
     changes = change_lines(configuration, since, without=None if root is None else root.setting)
-    lines = [*([] if root is None else [root.sentence]), *jump_lines(context.incident.lr_jumps, configuration.groups)]
+    is_of_gradients = context.incident.rule in CAUSES_OF
+    jumps = [jump for jump in context.incident.lr_jumps if is_of_gradients or jump.now is None]
+    lines = [*([] if root is None else [root.sentence]), *jump_lines(jumps, configuration.groups, since)]
+    lines += [each.sentence for each in standing if is_of_gradients and each.setting != "lr"]
     return list(dict.fromkeys([*lines, *changes[-MAX_FACTS:]]))
 
 
 def _cause(context: CauseContext) -> tuple[str, list[str]]:
     """Return the code of the cause, and its evidence in the layers."""
     rule = context.incident.rule
-    near = {other.rule for other in context.near if other.severity != "information"}
+    near = {other.rule for other in context.near if _explains(context, other)}
     if rule == "explosion" and context.incident.beside in {other.id for other in context.near}:
         return "beside_collapse", []
     after = [code for other, code in _AFTER.get(rule, {}).items() if other in near]
@@ -317,13 +415,14 @@ def _cause(context: CauseContext) -> tuple[str, list[str]]:
         return after[0], []
     if rule == "collapse" and "fall" in kinds:
         return _fall(context)
-    if rule in _SEARCHED:
-        return _SEARCHED[rule](context)
-    code = _code_of_most(context)
+    code, evidence = _SEARCHED[rule](context) if rule in _SEARCHED else (_code_of_most(context), [])
+    first = [other for other in _AFTER_STEPS if other in near]
+    if code in _MAY_FOLLOW_STEPS and first:
+        return f"after_{first[0]}", []
     if code == "metric_of_tags" and not _other_series(context):
         return "metric_of_all", []
     search = {"lossy_sum": _largest_loss, "under_siblings": _depth, "metric_of_tags": _other_series}.get(code)
-    return code, [] if search is None else search(context)
+    return code, evidence if search is None else search(context)
 
 
 def _code_of_most(context: CauseContext) -> str:
@@ -346,7 +445,8 @@ def _fall(context: CauseContext) -> tuple[str, list[str]]:
         if evidence:
             return code, evidence
     # Schedules lower a rate by a factor of ten at most.
-    is_steep = any(jump.after > jump.before or jump.after < 0.09 * jump.before for jump in context.incident.lr_jumps)
+    jumps = [jump for jump in context.incident.lr_jumps if jump.now is None]
+    is_steep = any(jump.after > jump.before or jump.after < 0.09 * jump.before for jump in jumps)
     return ("rate_jump" if is_steep else "unknown_fall"), []
 
 
@@ -425,7 +525,8 @@ def _nonfinite(context: CauseContext) -> tuple[str, list[str]]:
     # Of steps that a scaler skips the loss counts from the one at which they are too many.
     if layers and context.incident.opened_step < loss.since_step:
         return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
-    if any(near.rule == "explosion" for near in context.near):
+    exploded = [near for near in context.near if near.rule == "explosion" and _is_near(context, near)]
+    if any(near.opened_step < context.incident.opened_step for near in exploded):
         return "diverged", []
     return ("sudden_nonfinite_loss" if loss.evidence == "loss_steady" else "nonfinite_loss"), []
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import Connection, RowMapping, and_, or_, select
 
@@ -114,12 +115,9 @@ def _detail(
     if summary is None:
         names = {number: info.name for number, info in layers.items()}
         summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
-    facts = runs.parse_facts(row["facts"])
-    configuration = _configuration(connection, row)
     other_rows = _others(connection, row)
     others = {repository.incident_from_row(other): str(other["headline"]) for other in other_rows}
-    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(row, other_rows), facts, configuration))
-    fix = remedies.fix(cause.code, row["framework"])
+    cause, fix = _cause(connection, row, CauseContext(visible, members, layers), other_rows)
     first_cause = causes.first_cause(visible, others)
     return IncidentDetail(
         id=row["incident_id"],
@@ -143,6 +141,26 @@ def _detail(
     )
 
 
+def _cause(
+    connection: Connection, row: Mapping[Any, Any], incident: CauseContext, others: Sequence[RowMapping]
+) -> tuple[LikelyCause, remedies.Fix]:
+    """Return the likely cause of an incident and its fix; of one that follows another one, the fix of that."""
+    facts, configuration = runs.parse_facts(row["facts"]), _configuration(connection, row)
+    cause = causes.likely_cause(replace(incident, near=_nearby(row, others), facts=facts, configuration=configuration))
+    first = next((other for other in others if other["incident_id"] == cause.follows), None)
+    if first is None:
+        step = incident.incident.since_step if cause.step is None else cause.step
+        return cause, remedies.fix(cause.code, row["framework"], step)
+    joined = {**row, **first}
+    members = repository.load_members(connection, row["run_id"], first["incident_id"])
+    layers = _layers(
+        connection, row["run_id"], None if causes.needs_all_layers(first["rule"], members.values()) else members
+    )
+    root = CauseContext(repository.incident_from_row(first), members, layers)
+    root_cause, fix = _cause(connection, joined, root, _others(connection, first))
+    return causes.follow(cause, root_cause), fix
+
+
 def _layers(connection: Connection, run_id: int, members: Collection[int | None] | None = None) -> dict[int, LayerInfo]:
     """Return the layers of a run, all or only members of an incident."""
     columns = (layer.c.layer_no, layer.c.name, layer.c.param_dtype, layer.c.group_no)
@@ -158,7 +176,7 @@ def _series(row: RowMapping) -> dict[int, LayerInfo]:
     return {number: LayerInfo(text.series_name(facts), "", None) for number, facts in series.items()}
 
 
-def _configuration(connection: Connection, row: RowMapping) -> Configuration:
+def _configuration(connection: Connection, row: Mapping[Any, Any]) -> Configuration:
     """Return the settings of the launch of an incident, and the last norm of all gradients before a clip."""
     stored = runs.read_configurations(connection, row["run_id"], row["launch_no"]).get(row["launch_no"])
     if stored is None:
@@ -169,33 +187,45 @@ def _configuration(connection: Connection, row: RowMapping) -> Configuration:
     return Configuration(stored.settings, groups, norm)
 
 
-def _others(connection: Connection, row: RowMapping) -> Sequence[RowMapping]:
-    """Return the other incidents of the run that are open, or opened shortly before or after this one."""
+def _others(connection: Connection, row: Mapping[Any, Any]) -> Sequence[RowMapping]:
+    """Return the other incidents of the run that are open, opened shortly before or after this one, or had opened
+    before and not recovered."""
     distance = 2 * NEAR_STEPS  # a non-finite incident covers what an explosion before it explains
     is_near = incident.c.opened_step.between(_step(row) - distance, _step(row) + distance)
+    is_earlier = (incident.c.opened_step <= _step(row)) & (incident.c.resolved_step > _step(row))
     query = select(incident).where(
         incident.c.run_id == row["run_id"],
         incident.c.incident_id != row["incident_id"],
-        or_(incident.c.state == "open", and_(is_near, incident.c.launch_no == row["launch_no"])),
+        or_(incident.c.state == "open", and_(is_near | is_earlier, incident.c.launch_no == row["launch_no"])),
     )
     return connection.execute(query.order_by(incident.c.incident_id)).mappings().all()
 
 
-def _nearby(row: RowMapping, others: Sequence[RowMapping]) -> tuple[NearbyIncident, ...]:
-    """Return the other incidents that opened before this one and are open, or opened shortly before it.
+def _nearby(row: Mapping[Any, Any], others: Sequence[RowMapping]) -> tuple[NearbyIncident, ...]:
+    """Return the other incidents that opened shortly before this one, or had opened before and not recovered.
 
-    A crash explains none.
+    A crash explains none, nor does one that opened beside this one, or long before it for information.
     """
+    step = _step(row)
     return tuple(
         NearbyIncident(near["incident_id"], near["rule"], near["severity"], near["opened_step"])
         for near in others
         if near["rule"] != "crash"
-        and near["opened_step"] <= _step(row)
-        and (near["state"] == "open" or near["opened_step"] >= _step(row) - NEAR_STEPS)
+        and near["opened_step"] <= step
+        and near["beside"] != row["incident_id"]
+        and (
+            near["opened_step"] >= step - NEAR_STEPS
+            or (_is_unrecovered(near, step) and near["severity"] != "information")
+        )
     )
 
 
-def _step(row: RowMapping) -> int:
+def _is_unrecovered(row: RowMapping, step: int) -> bool:
+    """Return True if an incident was not over at a step; the end of its run is no recovery."""
+    return bool(row["state"] == "open" or row["resolved_step"] > step)
+
+
+def _step(row: Mapping[Any, Any]) -> int:
     """Return the step at which an incident opened; of a crash, that of the last one."""
     step: int = row["since_step"] if row["rule"] == "crash" else row["opened_step"]
     return step

@@ -24,7 +24,8 @@ _COUNT = re.compile(r"\b([\d,]+) of [\d,]+ parameters\b")
 class Explanation:
     """``what`` happened, ``since`` which step and time, what to ``do_first``, ``why``, its ``evidence``, and ``more``.
 
-    ``do_first`` is one line. ``why`` begins with the strongest evidence; ``more`` is general text and code.
+    ``do_first`` is one line; of an incident that follows another one it is that of the other, and names it. ``why``
+    begins with the strongest evidence; ``more`` is general text and code.
     """
 
     what: str
@@ -40,11 +41,12 @@ def explain(summary: str, incident: Incident, cause: LikelyCause, fix: Fix) -> E
     evidence = tuple(map(_sentence, cause.evidence))
     first, *others = _SENTENCE_END.split(cause.text)
     do_first, *steps = _SENTENCE_END.split(fix.text)
+    pointer = "" if cause.follows is None else f"As for incident {cause.follows}: "
     opened = datetime.fromtimestamp(incident.opened, tz=timezone.utc)
     return Explanation(
         what=summary,
         since=f"step {incident.since_step:,} (opened {opened:%Y-%m-%d %H:%M} UTC)",
-        do_first=" ".join(do_first.split()),
+        do_first=pointer + " ".join(do_first.split()),
         why=" ".join((evidence[0], cause.text) if evidence else (first,)),
         evidence=evidence,
         more="\n".join(filter(None, (" ".join([*([] if evidence else others), *steps]), fix.code))),

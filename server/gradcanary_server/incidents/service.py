@@ -273,10 +273,11 @@ def incident_url(public_url: str, run_name: str, incident_id: int) -> str:
 
 
 def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, RunHeadline]:
-    """Return the headline of each of these runs: that of the worst open incident, the newest of equals.
+    """Return the headline of each of these runs: that of the worst open incident.
 
-    An incident of the process comes after the one of its layers. A run that ended on an incident keeps its
-    headline while a member still fires; of each rule only the newest incident counts.
+    Of equals it is the first one that nobody acknowledged. An incident of the process comes after the one of its
+    layers. A run that ended on an incident keeps its headline while a member still fires; of each rule only the newest
+    incident counts.
     """
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
     query = select(incident).where(incident.c.run_id.in_(list(run_ids)), _STANDS)
@@ -348,5 +349,6 @@ def _is_acked(row: RowMapping) -> bool:
     return row["acked"] is not None
 
 
-def _priority(row: RowMapping) -> tuple[int, bool, int]:
-    return RANKS[row["severity"]], row["rule"] not in PROCESS_RULES, row["incident_id"]
+def _priority(row: RowMapping) -> tuple[int, bool, bool, int]:
+    """Return the place of an incident in a headline: of equals the first one, which may have led to the others."""
+    return RANKS[row["severity"]], row["rule"] not in PROCESS_RULES, not _is_acked(row), -row["incident_id"]

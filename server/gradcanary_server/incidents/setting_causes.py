@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gradcanary.wire import Setting
-from gradcanary.wording import number, percent
+from gradcanary.wording import count, number, percent
 from gradcanary_server.rules.types import Jump, ScaleFall
 
 NEAR_STEPS = 200
@@ -49,12 +49,20 @@ MOST_EPS = 1e4
 10^8 elements alike, each is as many times smaller than the norm."""
 
 
+LEAST_DECAY = 1e-3
+"""The part of the weights that a decay takes in a step, to be a cause long after it rose; a tenth of it is usual."""
+
+
 class SettingCause(NamedTuple):
-    """A code of the catalogue of causes, the setting, and the sentence of the evidence."""
+    """A code of the catalogue of causes, the setting, and the sentence of the evidence.
+
+    ``step`` is the first one of the value; -1 if the launch began with it.
+    """
 
     code: str
     setting: str
     sentence: str
+    step: int = -1
 
 
 @dataclass(frozen=True)
@@ -87,15 +95,15 @@ def change_lines(configuration: Configuration, since: int, without: str | None) 
     ]
 
 
-def jump_lines(jumps: Iterable[Jump], groups: int) -> list[str]:
+def jump_lines(jumps: Iterable[Jump], groups: int, since: int) -> list[str]:
     """Return one line for each jump of a learning rate; groups that jump alike share one."""
-    alike: dict[tuple[float, float, int], list[int]] = {}
+    alike: dict[Jump, list[int]] = {}
     for jump in jumps:
-        alike.setdefault((jump.before, jump.after, jump.step), []).append(jump.group)
+        alike.setdefault(replace(jump, group=-1, highest=None), []).append(jump.group)
     return [
-        f"the learning rate{_of_groups(numbers, groups)} {_times(before, after)} at step {step:,}, from "
-        f"{exact(float(f'{before:.6g}'))} to {exact(float(f'{after:.6g}'))}"
-        for (before, after, step), numbers in alike.items()
+        f"the learning rate{_of_groups(numbers, groups)} {_times(jump.before, jump.after)} at step {jump.step:,}, from "
+        f"{exact(float(f'{jump.before:.6g}'))} to {exact(float(f'{jump.after:.6g}'))}{_still(jump, since)}"
+        for jump, numbers in alike.items()
     ]
 
 
@@ -105,52 +113,109 @@ def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
     Decoupled weight decay multiplies a weight by ``1 - lr * weight_decay`` in each step.
     """
     for setting in reversed(configuration.settings):
-        if setting.name != "weight_decay" or setting.step > since:
+        factor = _factor(configuration, setting)
+        if factor is None or setting.step > since:
             continue
-        value, group = setting.value, setting.groups[0]
-        rate = configuration.number("lr", group, setting.step)
-        before = _before(configuration, setting)
-        if rate is None or not isinstance(value, float) or not _is_decoupled(configuration, group, setting.step):
-            continue
-        factor, steps = 1 - rate * value, since - _first(setting) + 1
-        has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
+        doublings = abs(_doublings(factor, since - _first(setting) + 1))
         # A slow decay takes longer to show than a jump of another setting.
-        is_slow = setting.checked is not None and abs(_doublings(factor, steps)) <= MOST_DOUBLINGS
-        is_near = is_slow or _is_early_or_recent(configuration, setting, since)
-        if has_risen and is_near and abs(_doublings(factor, steps)) >= 1:
-            of_groups = _of_groups(setting.groups, configuration.groups)
-            change = "has been" if before is None else f"rose from {exact(before)} to"
-            return SettingCause(
-                "weight_decay",
-                "weight_decay",
-                f"weight decay{of_groups} {change} {exact(value)} {_when(setting)}: with the learning rate "
-                f"{exact(rate)} each step multiplies its weights by 1 - {exact(rate)} * {exact(value)} = "
-                f"{exact(round(factor, 6))}",
-            )
+        is_slow = setting.checked is not None and doublings <= MOST_DOUBLINGS
+        if doublings >= 1 and (is_slow or _is_early_or_recent(configuration, setting, since)):
+            return _decay(configuration, setting, factor)
     return None
 
 
 def find_momentum(configuration: Configuration, since: int, *, from_start: bool) -> SettingCause | None:
     """Return a momentum of SGD that never brakes; one of the first steps ``from_start``, or if it is certain."""
     for setting in reversed(configuration.settings):
-        value = setting.value
-        if setting.name not in ("momentum", "beta1", "beta2") or not isinstance(value, float):
+        value = _high_momentum(configuration, setting)
+        if value is None:
             continue
         is_near = setting.checked is not None or from_start or value >= CERTAIN_MOMENTUM
-        is_high = value >= (HIGH_MOMENTUM if setting.name == "momentum" else 1.0)
-        if not (is_near and is_high and _is_early_or_recent(configuration, setting, since)):
-            continue
-        if configuration.number("dampening", setting.groups[0], setting.step):
-            continue
-        before = _before(configuration, setting)
-        change = "has been" if before is None else f"went from {exact(before)} to"
-        sums = "all gradients since then" if value >= 1 else f"up to {1 / (1 - value):,.0f} gradients"
-        effect = f": each step is the sum of {sums}" if setting.name == "momentum" else ""
-        of_groups = _of_groups(setting.groups, configuration.groups)
-        return SettingCause(
-            "momentum", setting.name, f"{setting.name}{of_groups} {change} {exact(value)} {_when(setting)}{effect}"
-        )
+        if is_near and _is_early_or_recent(configuration, setting, since):
+            return _momentum(configuration, setting, value)
     return None
+
+
+def find_standing(configuration: Configuration, jumps: Iterable[Jump], since: int) -> list[SettingCause]:
+    """Return the settings that rose long before a step and are still in force at it, the last one first."""
+    rises = [jump for jump in jumps if jump.now is not None]
+    lines = jump_lines(rises, configuration.groups, since)
+    found = [SettingCause("rate_stays", "lr", line, rises[0].step) for line in lines[:1]]
+    for setting in configuration.settings:
+        steps = since - _first(setting)
+        if setting.checked is None or steps <= NEAR_STEPS or _is_changed(configuration, setting, since):
+            continue
+        factor, momentum = _factor(configuration, setting), _high_momentum(configuration, setting)
+        if factor is not None and abs(1 - factor) >= LEAST_DECAY:
+            cause = _decay(configuration, setting, factor)
+        elif momentum is not None:
+            cause = _momentum(configuration, setting, momentum)
+        else:
+            continue
+        later = f", and was still in force {count(steps, 'step')} later"
+        found.append(cause._replace(sentence=cause.sentence + later))
+    return sorted(found, key=lambda cause: cause.step, reverse=True)
+
+
+def _factor(configuration: Configuration, setting: Setting) -> float | None:
+    """Return what weights are multiplied by in each step, None unless this is decoupled weight decay that rose far."""
+    value, before = setting.value, _before(configuration, setting)
+    if setting.name != "weight_decay" or not isinstance(value, float):
+        return None
+    rate = configuration.number("lr", setting.groups[0], setting.step)
+    has_risen = before is None or (isinstance(before, float) and abs(value) >= RISE * abs(before))
+    is_factor = rate is not None and has_risen and is_decoupled(configuration, setting.groups[0], setting.step)
+    return 1 - rate * value if rate is not None and is_factor else None
+
+
+def _decay(configuration: Configuration, setting: Setting, factor: float) -> SettingCause:
+    before, value = _before(configuration, setting), exact(setting.value)
+    rate = exact(configuration.number("lr", setting.groups[0], setting.step))
+    change = "has been" if before is None else f"rose from {exact(before)} to"
+    return SettingCause(
+        "weight_decay",
+        "weight_decay",
+        f"weight decay{_of_groups(setting.groups, configuration.groups)} {change} {value} {_when(setting)}: with the "
+        f"learning rate {rate} each step multiplies its weights by 1 - {rate} * {value} = {exact(round(factor, 6))}",
+        _change_step(setting),
+    )
+
+
+def _high_momentum(configuration: Configuration, setting: Setting) -> float | None:
+    """Return a momentum that never brakes, None for a usual one and for other settings."""
+    if setting.name not in ("momentum", "beta1", "beta2") or not isinstance(setting.value, float):
+        return None
+    is_high = setting.value >= (HIGH_MOMENTUM if setting.name == "momentum" else 1.0)
+    is_damped = configuration.number("dampening", setting.groups[0], setting.step)
+    return setting.value if is_high and not is_damped else None
+
+
+def _momentum(configuration: Configuration, setting: Setting, value: float) -> SettingCause:
+    before, name = _before(configuration, setting), setting.name
+    change = "has been" if before is None else f"went from {exact(before)} to"
+    sums = "all gradients since then" if value >= 1 else f"up to {1 / (1 - value):,.0f} gradients"
+    effect = f": each step is the sum of {sums}" if name == "momentum" else ""
+    of_groups = _of_groups(setting.groups, configuration.groups)
+    sentence = f"{name}{of_groups} {change} {exact(value)} {_when(setting)}{effect}"
+    return SettingCause("momentum", name, sentence, _change_step(setting))
+
+
+def _change_step(setting: Setting) -> int:
+    """Return the first step that a change may have been in force at, -1 of the first value of a launch."""
+    return -1 if setting.checked is None else _first(setting)
+
+
+def _is_changed(configuration: Configuration, setting: Setting, since: int) -> bool:
+    """Return True if a setting had another value at a later step."""
+    return any(configuration.value(setting.name, group, since) != setting.value for group in setting.groups)
+
+
+def _still(jump: Jump, since: int) -> str:
+    """Return that a rate was in force long after its jump, nothing shortly after it."""
+    if jump.now is None:
+        return ""
+    value = "in force" if math.isclose(jump.now, jump.after, rel_tol=0.01) else exact(float(f"{jump.now:.2g}"))
+    return f", and was still {value} {count(since - jump.step, 'step')} later"
 
 
 def find_tiny_clip(configuration: Configuration, step: int) -> SettingCause | None:
@@ -257,7 +322,8 @@ def _is_early_or_recent(configuration: Configuration, setting: Setting, since: i
     )
 
 
-def _is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+def is_decoupled(configuration: Configuration, group: int, step: int) -> bool:
+    """Return True if the weight decay of a group multiplies its weights by ``1 - lr * weight_decay`` in each step."""
     flag = configuration.value("decoupled_weight_decay", group, step)
     kind = str(configuration.value("optimizer", group, step))
     return flag is True or "AdamW" in kind

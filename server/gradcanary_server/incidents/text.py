@@ -60,6 +60,7 @@ _FELL = "all gradients became {smaller} {at}"
 _NOT_HEARD = "nothing was heard of the run since {moment}, and it did not say that it ended; "
 _NO_STEP = "the process is alive but has made no step since step {step} ({moment})"
 _IDLE = "{count} {have} had no gradient {since}"
+_LOST = "{count} lost {their} {gradient} {at}"
 _UNREACHED = Words(
     "{count} never had a gradient, {since}",
     "{layers} {are} trainable and never had a gradient: no backward pass reached {them}, {since}",
@@ -104,8 +105,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
         f"the {{gradient}} of {{count}} {_NONFINITE}", f"the {{gradient}} of {{layers}} {_NONFINITE}"
     ),
     ("explosion", None): Words("{count} exploded {at}", "{layers} went up{up_from_to} {at}"),
-    ("vanished", "stopped"): Words(_IDLE, "{layers} had gradients before, and {none_or_zeros} {since}"),
-    ("vanished", "sporadic"): Words(_IDLE, "{layers} {idle}, {since}"),
+    ("vanished", "stopped"): Words(_LOST, "{layers} lost {their} {gradient} {at}: {none_or_zeros} followed"),
+    ("vanished", "sporadic"): Words(_LOST, "{layers} lost {their} {gradient} {at}: {idle}"),
     ("vanished", "never"): Words(_IDLE, "{layers} that {are} watched had {no_gradient_or_zeros} {since}"),
     ("vanished", "by_script"): Words(
         "{count} {were} frozen by the script {at}",
@@ -115,7 +116,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ("unused", "multiplied_by_zero"): _ONLY_ZEROS,
     ("vanished", "handed_over"): Words(
         "{count} handed {their} gradient over to similar parameters {at}",
-        "{layers} had gradients before, and {none_or_zeros} {since}, when similar parameters that had none got theirs",
+        "{layers} lost {their} {gradient} {at}, when similar parameters that had none got theirs: "
+        "{none_or_zeros} followed",
     ),
     ("accumulation_loss", None): Words(
         "{count} lost gradient while summing {at}",
@@ -214,7 +216,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
 kind of exception.
 
 ``at`` and ``since`` name the first and the last ``since_step`` of the members (when it began), not ``opened_step``
-(when it was certain). Values of several layers are medians, and say so.
+(when it was certain). A gradient that was lost may come back for a step, so no text says that it is absent since.
+Values of several layers are medians, and say so.
 """
 
 UNKNOWN = Words("{count} fired {at}", "{layers} fired {at}")
@@ -474,7 +477,7 @@ def _values(members: Collection[Member]) -> dict[str, str]:
         "part": _share(values, "a part"),
         "share": _share(values, "most"),
         "exact_zeros": f"{_share(values, 'mostly')} exact zeros",
-        "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "none",
+        "none_or_zeros": ("none or exact zeros" if is_none else "exact zeros") if is_zero else "no gradient",
         "no_gradient_or_zeros": ("no gradient or only exact zeros" if is_none else "only gradients of exactly zero")
         if is_zero
         else "no gradient",
@@ -515,9 +518,9 @@ def _idle(members: Collection[Member]) -> str:
     """Return the gaps of layers that seldom have a gradient; their value and baseline are numbers of samples."""
     spans = [(each.baseline, each.value) for each in members if each.baseline is not None and each.value]
     if not spans:
-        return "had a gradient now and then, and none for longer than ever before"
+        return "one came now and then, and none for longer than ever before"
     usual, idle = max(usual for usual, _ in spans), min(idle for _, idle in spans)
-    return f"had a gradient at least every {usual:,.0f} sampled steps, and then none in {idle:,.0f}"
+    return f"one came at least every {usual:,.0f} sampled steps, and then none in {idle:,.0f}"
 
 
 def _ending(incident: Incident) -> str:

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,20 +37,38 @@ def try_on_run(
     Raises RulesError, and TraceError where the collector does not answer or has no such run.
     """
     tried = config_file.load(rules)
+    with open_collector(url, token, trusted) as client:
+        in_force = client.get("rules")
+        check_status(in_force)
+        name = f"the rules of the collector, version {in_force.json()['rules_version']}"
+        with open_recording(client, run) as source:
+            return _try(source, {str(rules): tried, name: rules_from_json(in_force.content)}, print_line)
+
+
+@contextmanager
+def open_collector(url: str, token: str | None, trusted: ssl.SSLContext | None) -> Iterator[httpx.Client]:
+    """Yield a client of a collector's API; raises TraceError where it does not answer."""
     headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
         with httpx.Client(
             base_url=f"{url}/api/v1/", headers=headers, timeout=TIMEOUT_S, verify=trusted or True
         ) as client:
-            in_force = client.get("rules")
-            _check_status(in_force, url)
-            name = f"the rules of the collector, version {in_force.json()['rules_version']}"
-            with client.stream("GET", f"runs/{quote(run, safe='')}/recording") as answer:
-                _check_status(answer, url)
-                source = replay_source.source_of_recording(_lines(answer))
-                return _try(source, {str(rules): tried, name: rules_from_json(in_force.content)}, print_line)
+            yield client
     except httpx.HTTPError as error:
         raise TraceError(f"The collector at {url} does not answer ({error}): is --url right?") from error
+
+
+@contextmanager
+def open_recording(client: httpx.Client, run: str) -> Iterator[ReplaySource]:
+    """Yield a run of a collector, which is read with its chunks; raises TraceError if there is none."""
+    with client.stream("GET", f"{run_path(run)}/recording") as answer:
+        check_status(answer)
+        yield replay_source.source_of_recording(_lines(answer))
+
+
+def run_path(run: str) -> str:
+    """Return the path of a run in the API."""
+    return f"runs/{quote(run, safe='')}"
 
 
 def try_on_file(rules: Path, trace: Path, print_line: PrintLine) -> bool:
@@ -74,7 +93,8 @@ def _try(source: ReplaySource, rules: Mapping[str, Rules], print_line: PrintLine
     return next(iter(played.simulations.values())).message_count == 0
 
 
-def _check_status(answer: httpx.Response, url: str) -> None:
+def check_status(answer: httpx.Response) -> None:
+    """Raise TraceError with the collector's reason unless an answer is 200."""
     if answer.status_code == httpx.codes.OK:
         return
     answer.read()
@@ -83,7 +103,7 @@ def _check_status(answer: httpx.Response, url: str) -> None:
     except (ValueError, TypeError, KeyError):
         reason = f"status {answer.status_code}"
     token = " Give a token with --token or GRADCANARY_TOKEN." if answer.status_code in (401, 403) else ""
-    raise TraceError(f"The collector at {url} answered: {reason}{token}")
+    raise TraceError(f"The collector at {answer.url.scheme}://{answer.url.netloc.decode()} answered: {reason}{token}")
 
 
 def _lines(answer: httpx.Response) -> Iterator[bytes]:

@@ -306,7 +306,7 @@ UNKNOWN_FALL = np.array(np.nan)
 class Step:
     """One step and the results of earlier detectors at it.
 
-    ``exploding`` bool[L] are layers that set no baseline now; ``common_fall`` is the decades that all layers fell, NaN
+    ``exploding`` bool[L] are layers over their limit; ``common_fall`` is the decades that all layers fell, NaN
     while unknown, of the layers whose loss is on record; ``own_fall`` is that of the others, and ``is_own_fall`` that
     it counts; ``siblings`` float64[L] is the level of each layer's siblings, NaN = unknown; ``has_changed`` is
     True if something fires, or has another severity, without a vote.

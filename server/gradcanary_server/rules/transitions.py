@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from gradcanary_server.rules.detectors import explosion, scale_drop
 from gradcanary_server.rules.signals import CRITICAL, NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
-from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
+from gradcanary_server.rules.warmup import LR_JUMP_WINDOW, LR_RISE_RATIO
 
 STATS = {
     "accumulation_loss": "accumulation_error",
@@ -125,7 +125,7 @@ def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidenc
     is_own = severity == WARNING and evidence.own_fall is not None
     value = (evidence.own_fall if is_own else evidence.common_fall) if rule == "scale_drop" else None
     since = int(state.of_run.since[RUN_RULES[rule].row, 0])
-    jumps = _recent_jumps(state, since, evidence)
+    jumps = _jumps(state, since, evidence)
     return Transition(
         step=evidence.step,
         rule=rule,
@@ -180,16 +180,21 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         baseline=baseline,
         siblings=siblings,
         evidence=signal.evidence,
-        jumps=_recent_jumps(state, since, evidence),
+        jumps=_jumps(state, since, evidence),
         scale_fall=state.progress.scaler.fall(evidence.step),
     )
 
 
-def _recent_jumps(state: RuleState, since: int, evidence: StepEvidence) -> tuple[Jump, ...]:
-    """Return the jumps of learning rates at a step or shortly before it."""
-    return tuple(
-        jump for jump in state.progress.jumps if 0 <= since - jump.step <= max(LR_JUMP_WINDOW, 2 * evidence.every)
-    )
+def _jumps(state: RuleState, since: int, evidence: StepEvidence) -> tuple[Jump, ...]:
+    """Return the jumps of learning rates at a step or shortly before it, and earlier rises that are still in force."""
+    found = []
+    for jump in state.progress.jumps:
+        rate = state.progress.lr[jump.group] if jump.group < len(state.progress.lr) else 0.0
+        if 0 <= since - jump.step <= max(LR_JUMP_WINDOW, 2 * evidence.every):
+            found.append(jump)
+        elif jump.step < since and jump.highest is not None and rate >= LR_RISE_RATIO * jump.highest:
+            found.append(replace(jump, now=rate))
+    return tuple(found)
 
 
 def _resolved(

@@ -146,12 +146,18 @@ class Samples:
 
 @dataclass(frozen=True)
 class Jump:
-    """A jump of the learning rate of a parameter group; ``step`` is the first one with the new rate."""
+    """A jump of the learning rate of a parameter group; ``step`` is the first one with the new rate.
+
+    ``highest`` is the highest rate of the group in the launch until then, None if unknown. ``now`` is the rate at a
+    step long after a jump that is still in force then, None shortly after a jump.
+    """
 
     group: int
     step: int
     before: float
     after: float
+    highest: float | None = None
+    now: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,9 +225,9 @@ class Transition:
     ``step`` is the observation that decided it, ``since_step`` the first bad observation of that count; ``value``,
     ``baseline`` and ``siblings`` are its evidence, None where the rule has none. Of a layer that seldom has a gradient
     (``sporadic``) value and baseline are sampled steps: those without one, and the most from one gradient to the next.
-    ``jumps`` are the jumps of learning rates shortly before, ``scale_fall`` that of a GradScaler's scale until then;
-    ``crash`` is the exception of the rule crash, in the process ``rank``. A series of a metric has a number under that
-    of all layers as its ``layer`` (:func:`series_member`), and facts in ``series`` when it fires.
+    ``jumps`` are the jumps of learning rates shortly before, or still in force, ``scale_fall`` that of a GradScaler's
+    scale until then; ``crash`` is the exception of the rule crash, in the process ``rank``. A series of a metric has a
+    number under that of all layers as its ``layer`` (:func:`series_member`), and facts in ``series`` when it fires.
     """
 
     step: int

@@ -22,7 +22,10 @@ LR_JUMP_RATIO = 3.0
 """A rate that changes by this factor between two samples has jumped; schedules change less, except for their steps."""
 
 LR_JUMP_WINDOW = 100
-"""Steps after a jump of a learning rate in which it may be the cause."""
+"""Steps after a jump of a learning rate in which it may be the cause, whatever the rate is then."""
+
+LR_RISE_RATIO = 10.0
+"""A rate that is this many times the highest one before its jump is still in force: no schedule restarts so high."""
 
 
 def advance(progress: Progress, sample: Sample, launch: Launch, grace: Grace) -> Progress:
@@ -85,7 +88,8 @@ def find_lr_jumps(progress: Progress, steps: Ints, lr: NDArray[np.float32], is_o
     for row, group in np.argwhere(has_jumped).tolist():
         step = int(steps[row])
         if group not in jumps or step - jumps[group].step > LR_JUMP_WINDOW:
-            jumps[group] = Jump(group, step, float(before[row, group]), float(after[row, group]))
+            highest = float(np.nanmax([*progress.highest_lr[group : group + 1], *before[: row + 1, group]]))
+            jumps[group] = Jump(group, step, float(before[row, group]), float(after[row, group]), highest)
     return tuple(jumps[group] for group in sorted(jumps))
 
 

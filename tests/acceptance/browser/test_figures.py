@@ -249,14 +249,14 @@ def test_a_cell_is_told_to_the_last_digit_and_leads_to_its_layer(shared: Any, op
     page.keyboard.press("Space")
     expect(page.locator("#trend-title")).to_have_text(row)
     page.keyboard.press("Enter")
-    expect(page.locator(".crumbs .here")).to_have_text(row)
+    expect(page.locator("h1")).to_have_text(row)
     assert query(page) == {"from": "300", "to": "340"}
     page.go_back()
     page.wait_for_selector(IMAGE)
     point(page, "heatmap", 320, down=0.5 / 84)
     expect(page.locator("#readout")).to_contain_text(layer)
     open_row(page, 0.5 / 84)
-    expect(page.locator(".crumbs .here")).to_have_text(layer)
+    expect(page.locator("h1")).to_have_text(layer)
 
 
 def test_the_worst_rows_have_their_names_and_a_tooltip_says_how_low_they_are(

@@ -225,7 +225,7 @@ def test_filter_list_and_figures_are_reached_by_keys(shared: Any, open_page: Cal
     page.keyboard.press("ArrowRight")
     expect(page.locator("#readout")).to_contain_text("blocks.")
     page.keyboard.press("Enter")
-    expect(page.locator(".crumbs .here")).to_contain_text("blocks.")
+    expect(page.locator("h1")).to_contain_text("blocks.")
 
 
 @pytest.mark.parametrize("behind", ["nothing", "a dialog", "another window"])

@@ -76,7 +76,7 @@ def test_each_fault_is_an_incident_with_words_a_cause_and_a_fix(collector):
         "accumulator": list(range(LAYERS)),
     }
     assert found["vanished"]["summary"] == (
-        "1 of 24 parameters (blocks.2.attn.lora_A.weight) had gradients before, and none since step 150."
+        "1 of 24 parameters (blocks.2.attn.lora_A.weight) lost its gradient at step 150: no gradient followed."
     )
     assert "lost 22 % of its gradient while it was summed" in found["accumulation_loss"]["summary"]
     assert "up to 22 % of the norm" in " ".join(found["accumulation_loss"]["likely_cause"]["evidence"])

@@ -1,6 +1,7 @@
 """The public door: arguments, environment, log(), pause(), close(), forks, and a wall that holds."""
 
 import inspect
+import io
 import json
 import os
 import sys
@@ -59,7 +60,18 @@ def hooks_left() -> int:
 
 
 def test_the_public_names():
-    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "fp32_accumulators", "step", "watch"]
+    assert gradcanary.__all__ == [
+        "Alert",
+        "TrainingConfig",
+        "Watch",
+        "__version__",
+        "create_stable_optimizer",
+        "fp32_accumulators",
+        "fp32_masters",
+        "setup_training",
+        "step",
+        "watch",
+    ]
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",
@@ -150,6 +162,21 @@ def test_a_run_name_is_made_fit_for_a_path_and_that_is_said(collector, training,
     assert watch.run == "l-uft-heute"
     assert watch.url == f"{collector.url}/runs/l-uft-heute"
     assert capsys.readouterr().err.count("the run is called 'l-uft-heute'") == 1
+
+
+def test_the_page_of_the_run_is_printed_once_and_a_closed_stderr_is_no_fault(collector, training, capsys, monkeypatch):
+    with gradcanary.watch(training.model, training.optimizer, run="named") as watch:
+        training.steps(3)
+    assert capsys.readouterr().err == (
+        f"gradcanary: watching SGD, 4 parameters (4 float32), K = 1 per step, summed in 4 float32: {watch.url}\n"
+    )
+    closed = io.StringIO()
+    closed.close()
+    for stream in (closed, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with gradcanary.watch(training.model, training.optimizer, run="mute") as watch:
+            training.steps(1)
+        assert watch._session.guard.caught == 0
 
 
 def test_a_second_watch_is_the_first(collector, training):

@@ -18,6 +18,7 @@ from support.agent.exact_sums import (
     step_by_truth,
     truth,
 )
+from support.agent.fixtures import complaints
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 K, STEPS = 24, 3
@@ -41,7 +42,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def silent(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     """What goes wrong inside is told on stderr, and only there."""
     yield
-    assert capsys.readouterr().err == ""
+    assert complaints(capsys.readouterr().err) == ""
 
 
 # -- against float64 ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from support.agent.exact_sums import (
     summed_in,
     truth,
 )
+from support.agent.fixtures import complaints
 from support.agent.recorded import Recorded, recording
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -31,7 +32,7 @@ K = 24
 def silent(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     """What goes wrong inside is told on stderr, and only there."""
     yield
-    assert capsys.readouterr().err == ""
+    assert complaints(capsys.readouterr().err) == ""
 
 
 # -- beside a watch ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What holds for each test of the agent; the conftest of a folder imports these fixtures."""
 
 import gc
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -13,6 +14,13 @@ from support.agent import loop_table
 from support.agent.recorded import Recorded
 
 loops = lru_cache(loop_table.loops)
+
+_WATCHING = re.compile(r"^gradcanary: watching .*: http\S+/runs/\S+\n", re.MULTILINE)
+
+
+def complaints(stderr: str) -> str:
+    """Return what was printed but for the line of each watch that names its run's page."""
+    return _WATCHING.sub("", stderr)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ LEVELS = (
     "stats",
     "tracking",
     "export",
-    "session api lightning fp32_sums summary",
+    "session api lightning fp32_sums fp32_copies training_config summary",
     "attach demo",
     "cli",
 )

@@ -109,7 +109,7 @@ class CollapseDetector(Detector):
             return  # The loss explains why all gradients are small.
         # It does not explain those of another loss.
         judged = own_loss if is_explained and own_loss is not None else np.ones(len(columns), np.bool_)
-        if sample.clipped and state.scores.firing[signals.EXPLOSION].any():
+        if sample.clipped and step.exploding.any():
             return  # One exploding layer makes the clip shrink all others.
         baseline = state.baselines.levels(columns)
         zero_counts = find_zero_counts(state.activity, self.config, state.scores.firing[:, columns])

@@ -16,7 +16,7 @@ import numpy as np
 
 from gradcanary_server.rules import baselines, signals
 from gradcanary_server.rules.detectors import collapse
-from gradcanary_server.rules.signals import INFORMATION, MAX_WEIGHT_IDLE, NOTHING, WARNING, Vote
+from gradcanary_server.rules.signals import CRITICAL, INFORMATION, MAX_WEIGHT_IDLE, NOTHING, WARNING, Vote
 from gradcanary_server.rules.state import LOSSES, Progress
 from gradcanary_server.rules.steps import Detector, Falls, Span, Step, first_true, is_regular
 from gradcanary_server.rules.types import NO_FALL, SEVERITIES, CommonFall, Floats, Ints, Mask, Severity
@@ -88,7 +88,7 @@ class ScaleDropDetector(Detector):
         if not (sample.is_comparable and state.progress.grace_over):
             return
         state.alive[columns] |= sample.is_measured & ~sample.zero
-        levels = np.where(step.exploding, np.nan, sample.level)
+        levels = np.where(self._is_unusual(step), np.nan, sample.level)
         rose = baselines.observe_levels(state.baselines, columns, levels, config.observations, sample.every)
         baseline = state.baselines.levels(columns)
         # The loss level is the loss at the step that set most of the baselines.
@@ -105,6 +105,17 @@ class ScaleDropDetector(Detector):
             )
         if self.context.rules.scale_drop.enabled:
             yield from self._observe_fall(step, float(step.common_fall))
+
+    def _is_unusual(self, step: Step) -> Mask:
+        """Return the layers whose gradients are no normal level now, bool[L]: they set no baseline.
+
+        They explode or are not finite, or did a moment ago; all are while the loss exploded, too: a hundredth of what
+        explodes is still far over what was normal. While any of these counts, no step is skipped.
+        """
+        counts = self.state.scores.score[[signals.NONFINITE, signals.EXPLOSION]][:, self.config.columns]
+        is_critical = self.state.progress.explosion_severity == CRITICAL
+        unusual: Mask = step.exploding | counts.any(axis=0) | is_critical
+        return unusual
 
     def _observe_fall(self, step: Step, decades: float) -> Iterator[Vote]:
         """Yield votes about a common fall, and set its severity.

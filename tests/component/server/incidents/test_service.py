@@ -209,6 +209,32 @@ def test_the_runs_list_speaks_of_the_worst(store):
     assert read(store, service.run_headlines, [1, 2])[2] == service.RunHeadline()
 
 
+def test_the_headline_is_that_of_the_first_of_several_that_are_as_bad(store):
+    store.record(fired(0, rule="explosion", evidence=None, step=340), fired(5, step=700, since=690))
+    headline = read(store, service.run_headlines, [1])[1]
+    assert (headline.worst_incident.id, headline.headline) == (1, "1 of 300 parameters exploded at step 340")
+    with store.database.write() as connection:
+        connection.execute(update(incident).where(incident.c.rule == "explosion").values(acked=1.0))
+    assert read(store, service.run_headlines, [1])[1].worst_incident.id == 2
+
+
+def test_what_opens_long_after_an_incident_that_did_not_recover_names_it(store):
+    """Also once the run is over; nothing is certain, and what to do first is what the earlier one asks for."""
+    store.record(fired(0, rule="explosion", evidence=None, step=340))
+    store.record(fired(None, rule="scale_drop", evidence=None, step=700, since=690))
+    for is_over in (False, True):
+        if is_over:
+            store.close_run(step=1000)
+        first, second = read(store, detail.load_details, [1, 2])
+        assert (second.cause.code, second.cause.follows) == ("after_earlier", 1)
+        assert second.cause.evidence[0] == (
+            "incident 1 (explosion) opened at step 340, 360 steps before, and had not recovered"
+        )
+        assert second.explanation.do_first == f"As for incident 1: {first.explanation.do_first}"
+        assert second.fix == first.fix
+        assert "go back to a checkpoint before step 340" in second.explanation.do_first
+
+
 def test_a_number_is_not_used_again_after_a_deletion_and_a_restart(new_store_url):
     url = new_store_url()
     store = Store(url)

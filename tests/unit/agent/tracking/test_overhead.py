@@ -97,7 +97,10 @@ def test_interval_settles_in_a_steady_training(every: int, sample: float, step: 
 
 
 def test_a_measurement_lasts_until_it_can_be_judged() -> None:
-    assert not Measurement(steps=LOOK_STEPS, rounds=LOOK_ROUNDS - 1).is_complete(1)
-    assert Measurement(steps=LOOK_STEPS, rounds=LOOK_ROUNDS).is_complete(1)
-    assert not Measurement(steps=LOOK_STEPS, rounds=LOOK_ROUNDS).is_complete(100)
+    assert not Measurement(steps=LOOK_STEPS, rounds=LOOK_ROUNDS - 1).is_complete(1, BUDGET)
+    assert Measurement(steps=LOOK_STEPS, rounds=LOOK_ROUNDS).is_complete(1, BUDGET)
+    assert not Measurement(steps=LOOK_STEPS, rounds=LOOK_ROUNDS).is_complete(100, BUDGET)
+    dear = Measurement(steps=LOOK_STEPS, samples=LOOK_STEPS, elapsed_s=100.0, sampled_s=1.1, sender_s=5.0)
+    assert dear.is_complete(1, BUDGET), "whatever the sender takes"
+    assert not dear.is_complete(1, 0.02), "its time varies from round to round"
     assert (Measurement().share, Measurement(steps=3, samples=3, elapsed_s=2.0, sampled_s=1.0).share) == (0.0, 0.5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, View, layer_url, parse, run_url
+from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, View, find_wrong_steps, layer_url, parse, run_url
 from gradcanary_dashboard.pages import registry
 
 RUNS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=100).filter(lambda t: t[0] != ".")
@@ -73,6 +73,25 @@ def test_any_query_is_parsed_without_an_error(search: str) -> None:
 )
 def test_unreadable_parts_of_the_address_count_as_absent(search: str | None) -> None:
     assert parse(search) == View()
+
+
+@pytest.mark.parametrize(
+    ("search", "wrong"),
+    [
+        ("", None),
+        ("?from=&to=", None),
+        ("?from=100&to=950", None),
+        ("?to=2000", None),
+        ("?from=abc&to=9999999", "from=abc is no step."),
+        (f"?to={'9' * 30}", f"to={'9' * 20} is no step."),
+        ("?to=9999999", "The run has the steps 0 to 899 so far."),
+        ("?from=900", "Step 900 is after step 899."),
+        ("?from=900&to=950", "The run has the steps 0 to 899 so far."),
+        ("?from=9&to=3", "Step 9 is after step 3."),
+    ],
+)
+def test_steps_that_cannot_be_drawn_are_named(search: str, wrong: str | None) -> None:
+    assert find_wrong_steps(search, (0, 899)) == wrong
 
 
 @pytest.mark.parametrize("path", ["/", "", "/runs", "/runs/", "/other/run"])

@@ -77,14 +77,14 @@ def test_no_difference_is_said_as_that() -> None:
         "same; over the same steps the loss ends at 0.131 in both."
     )
     diverged = said(BEFORE, replace(AFTER, loss_there=NAN, rules=("explosion",), firing=2))
-    assert "2 of 300 parameters have a rule that fires instead of 18" in diverged
+    assert "2 of 300 parameters have not recovered from a fault instead of 18" in diverged
     assert "ends at not finite instead of 0.131" in diverged
 
 
 def test_sentence_names_the_lowest_of_several_runs() -> None:
     third = replace(AFTER, letter="C", firing=3, step_time_s=None, peak_memory_bytes=9 * 2.0**30, loss_there=NAN)
     assert said(BEFORE, AFTER, third) == (
-        "Fewest parameters with a rule that fires: B, 0; most: A, 18; shortest steps: A, 200 ms (not known of C); "
+        "Fewest parameters not recovered from a fault: B, 0; most: A, 18; shortest steps: A, 200 ms (not known of C); "
         "least memory: C, 9 GiB; lowest loss at the end of the same steps: B, 0.125."
     )
 

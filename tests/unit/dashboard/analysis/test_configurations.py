@@ -89,17 +89,19 @@ def test_the_last_learning_rate_is_the_logged_one() -> None:
     assert told[configurations.RATE_LAST] == ["1e-5", "0.001"]
 
 
-def test_a_clip_is_its_limit_or_whether_there_is_one() -> None:
+def test_a_clip_is_its_limit_if_that_was_seen() -> None:
     rate = setting("lr", 1e-3, 0)
     limited = sent(rate, setting("max_norm", 0.5), metrics={"clip_factor": 0.1, "total_norm": 3.0})
     untouched = sent(rate, metrics={"clip_factor": 1.0, "total_norm": 3.0})
     without, unknown = sent(rate, metrics={"total_norm": 3.0}), sent(rate)
     assert values(limited, untouched, without, unknown)[configurations.CLIP] == [
         "0.5",
-        configurations.NEVER_CLIPPED,
-        configurations.NO_CLIP,
+        configurations.NO_LIMIT,
+        configurations.NO_LIMIT,
         None,
     ]
+    rows = configurations.rows([untouched, without])
+    assert not any(row.differs for row in rows), "under a limit or without one: of a setting nothing is known"
 
 
 def test_a_run_that_sent_nothing_differs_from_none() -> None:

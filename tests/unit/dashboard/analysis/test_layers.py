@@ -55,3 +55,9 @@ def test_nearest_siblings_are_shown(count: int, place: int) -> None:
     assert mine in shown
     assert len(shown) == min(count, layers.MAX_ROWS)
     assert shown == listed[shown[0]["layer"] :][: len(shown)]
+
+
+def test_nothing_fires_after_the_end_of_a_run() -> None:
+    collapsed = layer(0, rules={"collapse": "firing", "frozen": "recovering", "second_moments": "info"})
+    assert layers.row(collapsed, has_ended=False)["rule"] == "collapse firing, frozen recovering"
+    assert layers.row(collapsed, has_ended=True)["rule"] == "collapse not recovered, frozen not recovered"

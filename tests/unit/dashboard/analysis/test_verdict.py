@@ -101,6 +101,9 @@ def test_a_layer_that_fires_tells_since_when_and_how_far_it_fell() -> None:
     assert said == Verdict("critical", "Collapse since step 728", ": from 9.9e-4 to 2.2e-7")
     recovering = of_layer(layer(1, rules={"nonfinite": "recovering"}), [])
     assert recovering == Verdict("critical", "Nonfinite, recovering")
+    for state in ("firing", "recovering"):
+        ended = of_layer(layer(1, rules={"nonfinite": state}), [], has_ended=True)
+        assert ended == Verdict("critical", "Nonfinite, not recovered at the end")
 
 
 def test_a_layer_without_a_firing_rule_says_what_it_is() -> None:

@@ -115,3 +115,11 @@ def test_folded_blocks_send_no_more_lines_than_a_table() -> None:
 def test_a_choice_that_cannot_be_read_is_none() -> None:
     for search in ("by=4.5", "by=--1", "by=999", "most=-3", "most=x", "most=9999999"):
         assert parse_members(search) == Members(), search
+
+
+def test_counts_of_samples_are_no_gradients() -> None:
+    rare = member(9, name="z", block="z", value=30.0, baseline=4.0, evidence="sporadic")
+    told = member_table.filled(full(layers=[rare, *LAYERS]), View(), parse_members("?by=-4"))
+    *_, last, _without = rows_of(tables(told)[0])  # after all that have a gradient
+    assert "every 4 samples" in str(last)
+    assert "none in 30" in str(last)

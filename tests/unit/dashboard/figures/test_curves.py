@@ -111,7 +111,21 @@ def test_a_log_axis_without_a_power_of_ten_has_whole_numbers_in_sight(low: float
     floor, top = (10**end for end in drawn["range"])
     if np.floor(drawn["range"][1]) < drawn["range"][0]:  # a learning rate of 2e-3 had a lone 2
         step = float(str(drawn["dtick"]).removeprefix("L"))
-        assert 1 <= top // step - floor // step <= 3
+        assert 2 <= top // step - floor // step <= 5
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
+def test_a_log_axis_has_at_least_two_labels(low: float, times: float) -> None:
+    drawn = trend_of([low], [low], [low * times], stat="norm")["layout"]["yaxis"]
+    first, last = drawn["range"]
+    distance = str(drawn["dtick"])
+    if distance.startswith("L"):
+        labels = 10**last // float(distance[1:]) - 10**first // float(distance[1:])
+    else:
+        parts, every = ((1, 2, 5), 1) if distance == "D2" else ((1,), int(distance))
+        decades = [decade for decade in range(-12, 18) if decade % every == 0]
+        labels = sum(first <= decade + np.log10(part) <= last for decade in decades for part in parts)
+    assert 2 <= labels <= 7
 
 
 def test_nonfinite_values_are_crosses() -> None:

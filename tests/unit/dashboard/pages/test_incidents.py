@@ -82,8 +82,8 @@ def test_members_of_an_ended_run_are_not_firing() -> None:
     ended = full(state="ended", resolution="run_finished", layers=[member(0), member(1, until_step=400)])
     [table] = json.loads(contents(ended)["members"])
     first, second = table[3][2:]
-    assert (first[4][2], second[4][2]) == ("ended", "400")
-    assert member_table.tally(ended) == "1 ended, 1 resolved"
+    assert (first[4][2], second[4][2]) == ("not recovered", "400")
+    assert member_table.tally(ended) == "1 not recovered, 1 resolved"
 
 
 def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:

@@ -45,8 +45,8 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("nonfinite", "both"): ("^the loss became NaN or infinite", "^The loss and the gradients? of .* became NaN"),
     ("nonfinite", None): ("^the gradients? of .* became NaN", "^The gradients? of .* became NaN"),
     ("explosion", None): ("exploded", "went up (from|to|at) "),
-    ("vanished", "stopped"): ("had no gradient", "had gradients before, and"),
-    ("vanished", "sporadic"): ("had no gradient", "had a gradient (now and then|at least every)"),
+    ("vanished", "stopped"): ("lost (its|their) gradient", "lost (its|their) gradient"),
+    ("vanished", "sporadic"): ("lost (its|their) gradient", "one came (now and then|at least every)"),
     ("vanished", "never"): ("had no gradient", "watched had (only gradients of exactly zero|no gradient) "),
     ("vanished", "by_script"): ("frozen by the script", "the script froze"),
     ("unused", "not_in_graph"): ("never had a gradient", "trainable and never had a gradient: no backward pass"),
@@ -171,9 +171,9 @@ def check_values(clause: str, members: Sequence[Member]) -> None:
         spans = [(before, now) for before, now in pairs if now]
         assert value_of(found[1]) == pytest.approx(max(before for before, _ in spans), abs=0.5), clause
         assert value_of(found[2]) == pytest.approx(min(now for _, now in spans), abs=0.5), clause
-    if re.search(r"\bonly gradients of exactly zero|and exact zeros since", clause):
+    if re.search(r"\bonly gradients of exactly zero|: exact zeros followed", clause):
         assert {each.value for each in members} == {0.0}, clause
-    if re.search(r"had no gradient since|and none since", clause):
+    if re.search(r"had no gradient since|: no gradient followed", clause):
         assert "never" in clause or None in {each.value for each in members} or 0.0 not in values, clause
 
 

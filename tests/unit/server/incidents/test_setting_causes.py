@@ -149,14 +149,14 @@ def test_lines_of_changes_have_both_values_and_their_steps() -> None:
 
 def test_groups_that_jump_alike_share_a_line() -> None:
     jumps = (Jump(0, 200, 0.0015, 9.0), Jump(1, 200, 0.0015, 9.0), Jump(2, 201, 0.1, 0.01))
-    assert jump_lines(jumps[:2], 2) == [
+    assert jump_lines(jumps[:2], 2, 210) == [
         "the learning rate of all groups rose 6,000 times at step 200, from 0.0015 to 9"
     ]
-    assert jump_lines(jumps, 5) == [
+    assert jump_lines(jumps, 5, 210) == [
         "the learning rate of parameter groups 0 and 1 rose 6,000 times at step 200, from 0.0015 to 9",
         "the learning rate of parameter group 2 fell 10 times at step 201, from 0.1 to 0.01",
     ]
-    assert jump_lines(jumps[:1], 1) == ["the learning rate rose 6,000 times at step 200, from 0.0015 to 9"]
+    assert jump_lines(jumps[:1], 1, 210) == ["the learning rate rose 6,000 times at step 200, from 0.0015 to 9"]
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_groups_that_jump_alike_share_a_line() -> None:
     ],
 )
 def test_ratio_of_a_jump_has_two_digits(before: float, after: float, words: str) -> None:
-    (line,) = jump_lines([Jump(0, 200, before, after)], 1)
+    (line,) = jump_lines([Jump(0, 200, before, after)], 1, 210)
     assert line.startswith(f"the learning rate {words} at step 200, from ")

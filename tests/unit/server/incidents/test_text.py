@@ -107,9 +107,9 @@ def test_nonfinite_names_loss_and_gradients():
     [
         ("collapse", "straight", 6.1e-7, "has gradients that fall exponentially", "to 6.1e-7 at step 340, expo"),
         ("explosion", None, 5.0, "exploded", "went up from 0.0031 to 5"),
-        ("vanished", "stopped", None, "has had no gradient", "had gradients before, and none since"),
-        ("vanished", "stopped", 0.0, "has had no gradient", "had gradients before, and exact zeros since"),
-        ("vanished", "sporadic", 400.0, "has had no gradient", "and then none in 400, since step 340"),
+        ("vanished", "stopped", None, "lost its gradient", "lost its gradient at step 340: no gradient followed"),
+        ("vanished", "stopped", 0.0, "lost its gradient", "at step 340: exact zeros followed"),
+        ("vanished", "sporadic", 400.0, "lost its gradient", "sampled steps, and then none in 400."),
         ("vanished", "by_script", None, "frozen by the script", "the script froze it"),
         (
             "unused",
@@ -124,7 +124,7 @@ def test_nonfinite_names_loss_and_gradients():
             "handed_over",
             None,
             "handed its gradient over",
-            "and none since step 340, when similar parameters",
+            "lost its gradient at step 340, when similar parameters",
         ),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22 % of its gradient"),
         ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
@@ -506,6 +506,64 @@ def test_root_cause_of_an_explosion_is_the_rate_that_rose():
     assert doubled.code == "diverging"
 
 
+PLAIN = tuple(f"net.{number}.weight" for number in range(20))
+
+
+def test_a_rate_that_rose_long_before_and_still_holds_is_named_where_nothing_nearer_is():
+    rise = Jump(1, 100, 2e-4, 0.1, 3e-4, 0.1)
+    line = (
+        "the learning rate of parameter group 1 rose 500 times at step 100, from 0.0002 to 0.1, and was still in force "
+        "240 steps later"
+    )
+    exploded = causes.NearbyIncident(30, "explosion", "critical", 330)
+    for change in (fired(0), fired(0, rule="explosion", evidence=None), fired(0, rule="vanished", evidence="sporadic")):
+        cause = explained(change, names=PLAIN, jumps=(rise,))
+        assert (cause.code, cause.evidence, cause.step) == ("rate_stays", (line,), 100)
+    assert (
+        explained(fired(0), names=PLAIN, jumps=(replace(rise, now=0.05),))
+        .evidence[0]
+        .endswith(", and was still 0.05 240 steps later")
+    )
+    near = explained(fired(0), names=PLAIN, jumps=(rise,), near=(exploded,))
+    assert (near.code, near.follows, near.evidence[0]) == ("after_explosion", 30, line)
+    frozen = fired(0, rule="vanished", evidence="by_script")
+    assert explained(frozen, jumps=(rise,)).code == "frozen_by_script"
+    assert explained(fired(0, rule="unused", evidence="not_in_graph"), jumps=(rise,)).evidence == ()
+
+
+def test_a_decay_that_rose_long_before_and_still_holds_is_named():
+    rose = wire.Setting(100, 99, (1,), "weight_decay", 200.0)
+    cause = explained(fired(0), names=PLAIN, settings=(rose,))
+    assert (cause.code, cause.step) == ("weight_decay", 100)
+    assert cause.evidence[0].endswith("1 - 0.001 * 200 = 0.8, and was still in force 240 steps later")
+    back = wire.Setting(150, 149, (1,), "weight_decay", 0.0)
+    assert explained(fired(0), names=PLAIN, settings=(rose, back)).code == "unknown_fall"
+    usual = wire.Setting(100, 99, (1,), "weight_decay", 0.1)
+    assert explained(fired(0), names=PLAIN, settings=(usual,)).code == "unknown_fall"
+
+
+def test_an_incident_that_did_not_recover_is_named_without_certainty():
+    early = causes.NearbyIncident(30, "explosion", "critical", 100)
+    cause = explained(fired(0), names=PLAIN, near=(early,))
+    assert (cause.code, cause.follows, cause.incidents) == ("after_earlier", 30, (30,))
+    assert cause.evidence == ("incident 30 (explosion) opened at step 100, 259 steps before, and had not recovered",)
+    assert "not certain" in cause.text
+    other = explained(fired(0), names=PLAIN, near=(causes.NearbyIncident(30, "not_optimized", "warning", 10),))
+    assert (other.code, other.follows, other.incidents) == ("unknown_fall", None, (30,))
+
+
+def test_one_that_follows_another_has_what_is_known_of_that():
+    exploded = causes.NearbyIncident(30, "explosion", "critical", 330)
+    own = explained(fired(0), names=PLAIN, near=(causes.NearbyIncident(29, "not_optimized", "warning", 10), exploded))
+    root = causes.LikelyCause("rate_rose", "", ("the learning rate rose 500 times at step 329",), (), None, 329)
+    cause = causes.follow(own, root)
+    assert (cause.follows, cause.step) == (30, 329)
+    assert cause.evidence == (
+        "incident 30 (explosion) opened at step 330: the learning rate rose 500 times at step 329",
+        "incident 29 (not_optimized) opened at step 10, 349 steps before, and had not recovered",
+    )
+
+
 def test_root_cause_of_weights_that_stand_still_is_a_clip_that_leaves_next_to_nothing():
     tiny, usual = (wire.Setting(20, None, (), "max_norm", limit) for limit in (1e-9, 1.0))
     for rule, evidence, without in (("frozen", "forecast", "coarse_weights"), ("in_vain", "clipped", "in_vain")):
@@ -616,6 +674,7 @@ def test_none_and_exact_zeros_have_causes_of_their_own():
 def test_loss_that_turns_infinite_after_an_explosion_diverged():
     near = (causes.NearbyIncident(30, "explosion", "critical", 330),)
     assert scene(fired(None, rule="nonfinite"), near=near).code == "diverged"
+    assert scene(fired(None, rule="nonfinite", step=330, since=330), near=near).code == "nonfinite_loss"
 
 
 def test_a_lost_gradient_may_be_that_of_a_module_which_was_replaced():

@@ -211,7 +211,7 @@ def test_a_learning_rate_that_jumped_shortly_before_is_told(before, after, jumpe
     absmax[300:, 2] *= 1e-3
     rates[:jumped, 1], rates[jumped:, 1] = before, after
     (change,) = run(Trace(absmax, lr=rates))[1]
-    expected = (Jump(1, jumped, float(np.float32(before)), float(np.float32(after))),)
+    expected = (Jump(1, jumped, *(float(np.float32(rate)) for rate in (before, after, before))),)
     assert change.jumps == (expected if is_told else ())
 
 
@@ -223,6 +223,25 @@ def test_a_schedule_is_no_jump(rates):
     absmax[300:, 2] *= 1e-3
     (change,) = run(Trace(absmax, lr=rates[:, None]))[1]
     assert change.jumps == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "now"),
+    [
+        ({100: 5e-2}, 5e-2),
+        ({100: 5e-2, 150: 5e-3}, 5e-3),  # a schedule lowers it, and it is high all the same
+        ({100: 5e-2, 150: 1e-4}, None),  # put back
+        ({60: 1e-2, 70: 1e-4, 180: 2e-2}, None),  # a restart of a schedule
+        ({100: 4e-4}, None),  # of a usual size
+    ],
+)
+def test_a_rise_long_before_is_told_while_it_holds(rates, now):
+    absmax, lr = healthy(400), np.full((400, 1), 1e-4)
+    absmax[300:, 2] *= 1e-3
+    for step, rate in rates.items():
+        lr[step:] = rate
+    (change,) = run(Trace(absmax, lr=lr))[1]
+    assert [jump.now for jump in change.jumps] == ([] if now is None else [pytest.approx(now)])
 
 
 @pytest.mark.parametrize("back", [301, 305])

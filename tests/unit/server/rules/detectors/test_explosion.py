@@ -102,6 +102,29 @@ def test_exploding_values_set_no_baseline():
     assert state.verdict(6).baseline < 8e-3
 
 
+def test_what_rises_beside_an_explosion_of_the_loss_sets_no_baseline():
+    """One layer 1,000 times over its level, the others 30 times: a normal level of neither. What falls afterwards
+    fell from the level of before."""
+    absmax, losses = exploding(1e3, end=350, steps=600), np.full(600, 2.0)
+    absmax[200:350, :6] *= 30
+    absmax[350:, 2] *= 1e-4
+    losses[200:350] = 50.0
+    _, changes = run(Trace(absmax, loss=losses), cuts=(225, 340))
+    assert {change.rule for change in changes} == {"explosion", "collapse"}, "the rest did not fall: it recovered"
+    assert fired(changes)[2].baseline < 8e-3
+    losses[200:350] = 2.0
+    _, changes = run(Trace(absmax, loss=losses))
+    assert fired(changes)[2].baseline > 0.1, "a loss that stays: a new level, with one layer that explodes"
+
+
+def test_a_layer_that_was_not_finite_sets_no_baseline_until_it_is_well():
+    absmax = healthy(600)
+    absmax[200:300, 6] *= 30
+    absmax[200:300:40, 6] = np.nan
+    state, _ = run(Trace(absmax))
+    assert state.verdict(6).baseline < 8e-3
+
+
 @pytest.mark.parametrize(("loss", "severity"), [(15.0, "warning"), (25.0, "critical")])
 def test_critical_where_the_loss_is_ten_times_its_level(loss, severity):
     losses = np.full(400, 2.0)
