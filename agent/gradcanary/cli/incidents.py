@@ -351,7 +351,9 @@ def _ack_and_silence_lines(incident: Json) -> list[str]:
         note = " ".join(ack["note"].split())
         lines.append(f"Acked by {ack['by']}, {console.to_minute(ack['at'])} UTC{': ' + note if note else '.'}")
     if silenced:
-        part = "" if silenced["members"] == silenced["firing"] else f", {silenced['members']} of {silenced['firing']}"
+        noun = "series" if incident["rule"] == "metric" else "parameters"
+        some = f", {silenced['members']} of {silenced['firing']} {noun}"
+        part = "" if silenced["members"] == silenced["firing"] else some
         lines.append(f"Silenced until {console.to_minute(silenced['until'])} UTC{part}.")
     return lines
 

@@ -134,7 +134,7 @@ def test_each_series_is_judged_by_itself_and_told_with_the_mean_of_all() -> None
 def test_the_first_entry_that_matches_counts_and_tags_must_be_there() -> None:
     low = [*course(*[0.1] * 9), *course(*[0.1] * 9, category="misc"), *course(*[0.1] * 9, category="")]
     entries = (
-        MetricRule("score", tags={"category": "misc"}, enabled=False),
+        MetricRule("score", tags={"category": "misc"}, below=0.2, enabled=False),
         MetricRule("score", tags={"category": "."}, below=0.2),
     )
     _, changes = judged([low], Rules(metrics=entries))
