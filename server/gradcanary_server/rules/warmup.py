@@ -85,11 +85,12 @@ def find_lr_jumps(progress: Progress, steps: Ints, lr: NDArray[np.float32], is_o
     is_far = np.maximum(before, after) >= LR_JUMP_RATIO * np.minimum(before, after)
     has_jumped = is_far & (before > 0) & is_over[:, None]
     jumps = {jump.group: jump for jump in progress.jumps}
+    earlier = _highest_before(progress, lr.shape[1])
     for row, group in np.argwhere(has_jumped).tolist():
         step = int(steps[row])
         if group not in jumps or step - jumps[group].step > LR_JUMP_WINDOW:
-            highest = float(np.nanmax([*progress.highest_lr[group : group + 1], *before[: row + 1, group]]))
-            jumps[group] = Jump(group, step, float(before[row, group]), float(after[row, group]), highest)
+            highest = np.fmax.reduce(before[: row + 1, group], initial=earlier[group])
+            jumps[group] = Jump(group, step, float(before[row, group]), float(after[row, group]), float(highest))
     return tuple(jumps[group] for group in sorted(jumps))
 
 
@@ -113,12 +114,15 @@ def _logged_rates(progress: Progress, lr: NDArray[np.float32]) -> Floats:
 
 def find_highest_lr(progress: Progress, lr: NDArray[np.float32]) -> tuple[float, ...]:
     """Return the highest learning rate of each group after some steps, ``lr`` float32[n, groups]."""
-    highest, groups = progress.highest_lr, lr.shape[1]
-    if len(highest) != groups:
-        highest = (math.nan,) * groups
-    elif not any(map(math.isnan, highest)) and not (lr > highest).any():
+    highest = _highest_before(progress, lr.shape[1])
+    if not any(map(math.isnan, highest)) and not (lr > highest).any():
         return highest
     return tuple(np.fmax(highest, np.fmax.reduce(lr, axis=0)).tolist())
+
+
+def _highest_before(progress: Progress, groups: int) -> tuple[float, ...]:
+    """Return the highest learning rate of each group so far, NaN where none is known of as many groups."""
+    return progress.highest_lr if len(progress.highest_lr) == groups else (math.nan,) * groups
 
 
 def find_learning(progress: Progress, config: LayerRules, least: float) -> Mask:

@@ -89,9 +89,10 @@ def test_folding_at_once_equals_folding_step_by_step(parts, of, rules, observati
 def test_numbers_of_layers_are_those_that_all_would_have(trace, of):
     """An entry for some layers judges each of them as if its numbers held for all, and the others as if for none.
 
-    But for collapse and explosion: with these, layers are judged by each other.
+    But for collapse and explosion, by which layers are judged by each other, and nonfinite, after which a layer sets no
+    baseline, with which others are compared.
     """
-    entry = replace(PICKY, collapse=None, explosion=None)
+    entry = replace(PICKY, collapse=None, explosion=None, nonfinite=None)
     _, some = run(trace, of, replace(QUICK, layers=(entry,)))
     _, all_of_them = run(trace, of, replace(QUICK, layers=(replace(entry, match=""),)))
     _, none = run(trace, of, QUICK)
