@@ -204,6 +204,8 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
     def _backward_called(self, _tensors: object) -> None:
         """Put right what a step that raised has left; a gradient that was cleared meanwhile is the copy's."""
         if (optimizer := self._optimizer()) is None:
+            backward.unsubscribe(self._listener)
+            self._replaced = {}
             return
         replaced = [(self._replaced[id(each)][0], each.grad) for each in _held(optimizer) if id(each) in self._replaced]
         self._run(self._leave, optimizer)

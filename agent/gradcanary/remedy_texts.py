@@ -65,8 +65,7 @@ _PRINT_GROUPS = (
     "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g.get('weight_decay'), len(g['params']))"
 )
 _AUTOCAST = "torch.autocast(next(model.parameters()).device.type, torch.bfloat16)"
-_MASTERS = "Where they have to stay as they are, fp32_masters() steps a float32 copy of each."
-_OR_MASTERS = "gradcanary.fp32_masters(optimizer)   # instead: right after the optimizer is made"
+_OR_MASTERS = "gradcanary.fp32_masters(optimizer)   # or: right after the optimizer is made"
 _SCALER = "scaler = torch.amp.GradScaler(next(model.parameters()).device.type)"
 _DETECT_ANOMALY = "torch.autograd.set_detect_anomaly(True)"
 _PRINT_SETTINGS = "for g in optimizer.param_groups: print({k: v for k, v in g.items() if k != 'params'})"
@@ -106,8 +105,9 @@ _UNUSED = (
 
 _FP32_SUM = "Sum gradients in float32, or over fewer micro-steps."
 _FP32_WEIGHTS = (
-    "Keep these weights in float32 and train under autocast, or use an optimizer that rounds stochastically. If they "
-    "still stand still, print the norm of the gradients right before optimizer.step(): it may be close to zero."
+    "Keep these weights in float32, under autocast; where they have to stay as they are, let the optimizer step "
+    "float32 copies of them. Rounding them stochastically takes less memory. If they still stand still, print the norm "
+    "of the gradients right before optimizer.step(): it may be close to zero."
 )
 _CLIP_LIMIT = (
     "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
@@ -325,20 +325,20 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": ("Trainable weights belong in float32.", "cast_training_params(unet, dtype=torch.float32)"),
     },
     "fp32_weights": {
-        "pytorch": (_MASTERS, f"model.float(); {_AUTOCAST}\n{_OR_MASTERS}"),
+        "pytorch": ("", f"model.float(); {_AUTOCAST}\n{_OR_MASTERS}"),
         "transformers": (
-            f"Load in float32 and let the Trainer cast. {_MASTERS}",
+            "Load in float32 and let the Trainer cast.",
             (
                 "AutoModel.from_pretrained(..., dtype=torch.float32); TrainingArguments(bf16=True)\n"
                 f"{_OR_MASTERS}, before Trainer(optimizers=(optimizer, None))"
             ),
         ),
         "accelerate": (
-            f"Load in float32. {_MASTERS}",
+            "Load in float32.",
             f"Accelerator(mixed_precision='bf16')\n{_OR_MASTERS}",
         ),
         "lightning": (
-            f"bf16-true has no master weights. {_MASTERS}",
+            "bf16-true has no master weights.",
             f"Trainer(precision='bf16-mixed')\n{_OR_MASTERS}, in configure_optimizers",
         ),
         "deepspeed": ("Its bf16 mode keeps them.", '{"bf16": {"enabled": true}}'),

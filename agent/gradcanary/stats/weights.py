@@ -272,8 +272,8 @@ def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.
     text = (
         f"At this learning rate ({number(rate)} at step {step:,}), {percent(mean)} of these {forecast.dtype} weights "
         "are too coarse to change, if a step changes weights by about the rate. Gradients can still look healthy. Use "
-        "float32 master weights (autocast over float32 parameters, or the framework's switch) or an optimizer that "
-        "rounds stochastically."
+        "float32 master weights (autocast over float32 parameters, the framework's switch, or "
+        "gradcanary.fp32_masters(optimizer)) or an optimizer that rounds stochastically."
     )
     return wire.Fact(f"{_SHORT[forecast.dtype]}_weights_lr", text, tuple(stuck))
 

@@ -208,3 +208,12 @@ def test_ddp_reduction_dtype_of_accelerate_is_declared(collector: Recorded) -> N
             optimizer.step()
             optimizer.zero_grad()
     assert {each[:2] for each in collector.accumulators().values()} == {("float16", "float32")}
+
+
+def test_float32_masters_come_back_from_checkpoints_bit_for_bit(loops: ModuleType, tmp_path: Path) -> None:
+    trained, states = loops.trained_with_masters(tmp_path / "trained")
+    resumed, again = loops.trained_with_masters(tmp_path / "resumed", tmp_path / "trained" / "checkpoint-2")
+    assert "fp32_master" in states & again
+    assert all(map(torch.equal, trained, resumed))
+    trained = loops.accelerate_with_masters(tmp_path / "saved", is_resumed=False)
+    assert all(map(torch.equal, trained, loops.accelerate_with_masters(tmp_path / "saved", is_resumed=True)))

@@ -200,3 +200,23 @@ def test_float32_accumulators(loops: ModuleType, tmp_path: Path) -> None:
     trainer = loops.trainer_of(tmp_path, Accumulators(), precision="bf16-true", gradient_clip_val=1e9)
     trainer.fit(module)
     assert_handed(handed[0], module.micro, COUNTS)
+
+
+def test_float32_masters_come_back_from_a_checkpoint_bit_for_bit(loops: ModuleType, tmp_path: Path) -> None:
+    def trained(epochs: int, checkpoint: Path | None = None) -> tuple[Any, list[torch.Tensor]]:
+        class Masters(loops.Module):
+            def configure_optimizers(self) -> Any:
+                optimizer = torch.optim.AdamW(self.parameters(), lr=1e-5)
+                gradcanary.fp32_masters(optimizer)
+                return optimizer
+
+            def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
+                return super().loss_of(batch.to(torch.bfloat16))
+
+        module, trainer = Masters().to(torch.bfloat16), loops.trainer_of(tmp_path, max_epochs=epochs)
+        trainer.fit(module, ckpt_path=checkpoint, weights_only=False)
+        return trainer, [each.detach() for each in module.parameters()]
+
+    half, _ = trained(1)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    assert all(map(torch.equal, trained(2)[1], trained(2, tmp_path / "half.ckpt")[1]))

@@ -365,3 +365,27 @@ def test_a_compiled_step_is_one_of_the_copies(*, whole: bool) -> None:
             optimizer.zero_grad()
             assert_rounded(given, others)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("is_summed", [False, True])
+def test_optimizers_that_step_inside_backward(*, is_summed: bool) -> None:
+    given = parameters()
+    others = wide(given)
+    opened = []
+    for parameter in given:
+        own = torch.optim.AdamW([parameter], lr=1e-5)
+        opened += [gradcanary.fp32_masters(own), *([gradcanary.fp32_accumulators(own)] if is_summed else [])]
+
+        def stepped(_: Tensor, own: torch.optim.Optimizer = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(stepped)
+    other = torch.optim.AdamW(others, lr=1e-5)
+    for step in range(STEPS):
+        micro = micro_gradients(given, 1, step)
+        accumulate(given, micro)
+        step_wide(other, others, micro[0])
+        assert_rounded(given, others)
+    for each in opened:
+        each.close()

@@ -79,7 +79,9 @@ def sentences() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": each, "labels": each} for each in tokens]
 
 
-def trainer_of(model: nn.Module, folder: Path, **settings: object) -> Trainer:
+def trainer_of(
+    model: nn.Module, folder: Path, optimizer: torch.optim.Optimizer | None = None, **settings: object
+) -> Trainer:
     told = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 2,
@@ -93,7 +95,7 @@ def trainer_of(model: nn.Module, folder: Path, **settings: object) -> Trainer:
         "disable_tqdm": True,
         **settings,
     }
-    return Trainer(model, TrainingArguments(**told), train_dataset=sentences())
+    return Trainer(model, TrainingArguments(**told), train_dataset=sentences(), optimizers=(optimizer, None))
 
 
 def trained_by(trainer: Trainer, micro: MicroGradients, **words: object) -> Trained:
@@ -120,6 +122,16 @@ class Fp32Accumulators(TrainerCallback):
 
     def on_train_end(self, *_: object, **_others: object) -> None:
         self.open.close()
+
+
+def trained_with_masters(folder: Path, resumed: Path | None = None) -> tuple[list[torch.Tensor], set[str]]:
+    """Return the weights, and the names of a parameter's states."""
+    model = llama().to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    gradcanary.fp32_masters(optimizer)
+    saving = {"save_strategy": "steps", "save_steps": 2} if resumed is None else {}
+    trainer_of(model, folder, optimizer, **saving).train(resume_from_checkpoint=resumed and str(resumed))
+    return [each.detach() for each in model.parameters()], set(optimizer.state_dict()["state"][0])
 
 
 # -- loops of one's own, by Accelerate -------------------------------------------------------------------------------
@@ -208,6 +220,25 @@ def accelerate_in_bfloat16() -> tuple[list[list[torch.Tensor]], MicroGradients]:
                 optimizer.step()
                 optimizer.zero_grad()
     return handed, micro
+
+
+def accelerate_with_masters(folder: Path, *, is_resumed: bool) -> list[torch.Tensor]:
+    """Return the weights after twelve steps, saved after half of them, or taken up there."""
+    model, batches, loss_of = net()
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(model.to(torch.bfloat16).parameters(), lr=1e-5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    gradcanary.fp32_masters(optimizer)
+    if is_resumed:
+        accelerator.load_state(str(folder))
+    for step in range(6 if is_resumed else 0, 12):
+        if step == 6 and not is_resumed:
+            accelerator.save_state(str(folder))
+        accelerator.backward(loss_of(model, batches[step % len(batches)].to(torch.bfloat16)))
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.detach() for each in model.parameters()]
 
 
 def unet_with_lora() -> tuple[nn.Module, Sequence[Any], LossOf]:
