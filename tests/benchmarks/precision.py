@@ -184,7 +184,7 @@ def step_times(windows: dict[int, int]) -> dict[int, dict[str, float]]:
         timed = {way.name: Timed(way, opened) for way in WAYS} | {AGAIN: Timed(PLAIN, opened)}
         turn(list(timed.values()), 8)
         gc.collect()
-        gc.disable()  # one collection, in the middle of a short window of one way, was 0.9 times that window
+        gc.disable()  # a collection in a short window would count for one way alone
         found = {}
         for micro_steps, count in windows.items():
             for each in timed.values():
