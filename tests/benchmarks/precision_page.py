@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradcanary.wording import count as count_of
 from gradcanary.wording import percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
@@ -141,7 +142,7 @@ def by_micro_steps(results: Results) -> str:
                     _error(independent),
                     f"{_error(alike)}, {percent(alike.norm)} of the norm left",
                     _unmoved(independent),
-                    f"{loss(trainings, plain)}, {results.steps[job]} steps",
+                    f"{loss(trainings, plain)}, {count_of(results.steps[job], 'step')}",
                     "1" if way == results.plain else change(times[way]),
                 ]
             )
