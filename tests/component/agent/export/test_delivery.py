@@ -432,6 +432,7 @@ def test_a_collector_that_is_upgraded_gets_the_settings_with_the_next_hello():
         hello = collector.of("hello", accepted=True)[-1].body
         assert hello["environment"] is not None
         assert 0.5 in [setting["value"] for setting in hello["settings"]]
+        assert hello["collapse_below"] == 1e-5
 
 
 def test_the_message_of_a_crash_is_not_sent_where_a_setting_says_so(monkeypatch):

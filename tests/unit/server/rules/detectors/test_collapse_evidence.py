@@ -177,8 +177,8 @@ def test_the_end_of_a_collapse_is_in_the_ratio_of_the_rules(enter, is_over):
 
 def test_another_threshold_of_a_new_launch_keeps_baselines():
     state, _ = run(Trace(healthy(200)), launch(collapse_below=1e-6))
-    absmax = healthy(60)
-    absmax[:, 2] *= 1e-2
+    absmax = healthy(120)
+    absmax[:, 2] *= 1.6e-2  # not two decades below its siblings
     _, changes = run(Trace(absmax, first=200), launch(number=2, first_step=200, collapse_below=1e-4), state=state)
     assert set(fired(changes)) == {2}
     assert changes[0].evidence == "fall"
