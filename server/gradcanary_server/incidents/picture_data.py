@@ -201,7 +201,7 @@ class _Samples:
             curves = self._curves(stat, span)
             if max(len(curve.steps) for curve in curves) >= LEAST:
                 break
-        own = runs.own_thresholds(self.connection, [self._run_id])[self._run_id]
+        own = runs.own_thresholds(self.connection, [self._run_id]).get(self._run_id)
         return Panel(
             _TITLES[stat],
             curves,
