@@ -49,6 +49,7 @@ def watch(
     exclude: str | None = None,
     absmax_below: float | None = None,
     norm_below: float | None = None,
+    collapse_below: float | None = None,
     step: int | None = None,
     crash_message: bool = True,
     environment: bool = True,
@@ -61,11 +62,13 @@ def watch(
     before they exist. Settings from ``run`` to ``metrics`` can also be given as ``GRADCANARY_<NAME>``; arguments
     come first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
     steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
-    are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once. ``step``
-    is the number of the next step of a resumed job. ``crash_message`` is False if the message of an exception that ends
-    the training must not be sent; its type and its last frames are. ``environment=False`` records no command, git
-    commit, host, GPUs, versions and scheduler's job. ``metrics`` are bounds of what :meth:`Watch.log` stores, for each
-    set of tags by itself: ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``.
+    are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once;
+    ``collapse_below`` is the level under which rule ``collapse`` looks for a fall, in the place of the collector's, and
+    alerts by the rule's evidence only. ``step`` is the number of the next step of a resumed job. ``crash_message`` is
+    False if the message of an exception that ends the training must not be sent; its type and its last frames are.
+    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job. ``metrics`` are
+    bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
+    ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
@@ -81,6 +84,7 @@ def watch(
         exclude=exclude,
         absmax_below=absmax_below,
         norm_below=norm_below,
+        collapse_below=collapse_below,
         step=step,
         budget=budget,
         crash_message=crash_message,

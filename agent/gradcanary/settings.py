@@ -53,6 +53,7 @@ class Settings:
     crash_message: bool = True
     environment: bool = True
     metrics: tuple[wire.MetricBound, ...] = ()
+    collapse_below: float | None = None
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
@@ -222,6 +223,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "exclude": _pattern,
     "absmax_below": _threshold,
     "norm_below": _threshold,
+    "collapse_below": _threshold,
     "step": _step,
     "budget": _budget,
     "crash_message": _flag,

@@ -102,10 +102,8 @@ _positive = READERS["absmax_below"]
 class TrainingConfig:
     """The settings of a training. A wrong value raises ValueError with the key, the value and what is allowed.
 
-    ``threshold`` is an absolute bound, as ``absmax_below`` of ``watch()``: a parameter is reported as soon as the
-    largest magnitude of its gradient stays under it. By default there is none. The rules of the collector look at
-    gradients under 1e-4 too, but they report one only if it fell, or is far below that of similar parameters. The
-    other keys are described by their comments in the file.
+    ``threshold`` is ``collapse_below`` of ``watch()``: a parameter whose gradient is under it is reported if it fell,
+    or is far below that of similar parameters. The other keys are described by their comments in the file.
     """
 
     learning_rate: float = _key(1e-4, _positive, "Learning rate of AdamW: a number above 0.")
@@ -137,11 +135,11 @@ class TrainingConfig:
         "fp16 needs config.scaler(device) as well, which does nothing for the others.",
     )
     threshold: float | None = _key(
-        None,
+        1e-4,
         _or_null(_positive),
-        "A bound for gradients: a parameter under it is reported without other evidence. A number above 0, or null.\n"
-        "null: the rules of the collector. They look under 1e-4, and report a gradient there if it fell, or is far\n"
-        "below that of similar parameters. A bare 1e-4 is wrong on half of the healthy jobs of docs/detection.md.",
+        "Gradients under this number are looked at: a number above 0, or null for the number of the collector.\n"
+        "A parameter there is reported if its gradient fell, or is far below that of similar parameters. One that was\n"
+        "always so small is not.",
     )
     every: int | Literal["auto"] = _key(
         DEFAULT_EVERY,
@@ -280,7 +278,7 @@ def setup_training(model: nn.Module, config: TrainingConfig) -> tuple[torch.opti
         run=config.run,
         url=config.url,
         every=config.every,
-        absmax_below=config.threshold,
+        collapse_below=config.threshold,
         metrics=config.metrics,
     )
     return optimizer, opened

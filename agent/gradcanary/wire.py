@@ -164,7 +164,7 @@ class Hello(Request):
     ``EXTRAS`` are left out for a collector that refuses them.
     """
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("environment", "settings", "metrics")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("environment", "settings", "metrics", "collapse_below")
 
     protocol: int
     launch: str
@@ -188,6 +188,7 @@ class Hello(Request):
     environment: Environment | None = None
     settings: tuple[Setting, ...] = ()
     metrics: tuple[MetricBound, ...] = ()
+    collapse_below: float | None = None
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "archived": False,
         "aliases": [],
         "sparkline": None,
+        "threshold": {"enter": 1e-4},
         "revision": 1,
         "launches": [],
         "sessions": [],
@@ -132,7 +133,7 @@ def run(**changes: Any) -> dict[str, Any]:
 
 
 def run_list(*runs: dict[str, Any], following: str | None = None) -> dict[str, Any]:
-    return {"runs": list(runs), "next": following, "threshold": {"enter": 1e-4}}
+    return {"runs": list(runs), "next": following}
 
 
 def incident(number: int = 31, **changes: Any) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def resolve_program(command: Sequence[str]) -> list[str]:
 
 _ENCODED = {
     *("WATCH", "URL", "RUN", "LAUNCH", "EVERY", "BUDGET", "INCLUDE", "EXCLUDE", "ABSMAX_BELOW", "NORM_BELOW", "STEP"),
-    *("CRASH_MESSAGE", "SPOOL", "CA_FILE", "ENVIRONMENT"),
+    *("COLLAPSE_BELOW", "CRASH_MESSAGE", "SPOOL", "CA_FILE", "ENVIRONMENT"),
 }
 
 

@@ -101,6 +101,7 @@ class SessionHello:
             environment=self.environment,
             settings=self.settings.entries,
             metrics=self._settings.metrics,
+            collapse_below=self._settings.collapse_below,
         )
 
     def body(self) -> bytes:

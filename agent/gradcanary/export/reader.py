@@ -71,12 +71,12 @@ class Reader:
 
     def __init__(
         self,
-        absmax_below: float | None,
+        low: float | None,
         failed: Callable[[str, Exception], None],
         settings: SettingsLog | None = None,
     ) -> None:
         self._failed = failed
-        self._low = max(LOW, absmax_below or 0.0)
+        self._low = max(LOW, low or 0.0)
         self._skipped_total = 0
         self._watched: dict[int, int] = {}
         self._local_left = 0

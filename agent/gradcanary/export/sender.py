@@ -90,7 +90,8 @@ class Sender:
         self._record_s = 0.0
         self._dropped = 0
         self._reads_environment = recorder.settings.environment
-        self._reader = Reader(recorder.settings.absmax_below, guard.catch, hello.settings)
+        low = max(recorder.settings.absmax_below or 0.0, recorder.settings.collapse_below or 0.0)
+        self._reader = Reader(low, guard.catch, hello.settings)
         self._outbox = Outbox(RetryQueue(create_spool, guard.print_once))
         url, hint = recorder.settings.url, "the training goes on, still trying"
         self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)

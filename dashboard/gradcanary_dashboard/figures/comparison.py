@@ -40,7 +40,8 @@ TITLES = {
 def drawn(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     """Return every figure by its id."""
     span, axis, stat = _span(data, wanted), _axis(wanted), STATS[wanted.view.stat]
-    enter = next((run.series["threshold"]["enter"] for run in data.runs if run.series), None)
+    enters = {run.series["threshold"]["enter"] for run in data.runs if run.series}
+    enter = enters.pop() if len(enters) == 1 else None  # no line is the threshold of all
     losses, norms, times, memory = (_logged(data, name) for name in RUN_METRICS)
     none = "has been logged in these steps."
     return {

@@ -33,7 +33,7 @@ NEVER_FOLDED = ("live", "stale")
 
 _LINE = (
     "The largest gradient among the weakest 5 % of the parameters, over the life of the run. Every row has this scale, "
-    "which is logarithmic; the dashed line is the threshold, {enter}"
+    "which is logarithmic; the dashed line is the threshold of the run"
 )
 
 
@@ -103,16 +103,15 @@ def fill(
     }
     if first is not None:
         return {**contents, "runs-head": HIDDEN, "runs": static.encode([*unheard, first])}
-    enter = answer["threshold"]["enter"]
     folded = [run for run in answer["runs"] if run["step"] is None and run["state"] not in NEVER_FOLDED]
     others = [run for run in answer["runs"] if run not in folded]
-    section = _section(attention, enter, listing)
-    bodies = [*section, *_bodies(others, enter, listing, beside=bool(section))]
-    table = html.Table([_heads(listing, enter), *bodies], className="runs", role="table", **_label("Runs"))
+    section = _section(attention, listing)
+    bodies = [*section, *_bodies(others, listing, beside=bool(section))]
+    table = html.Table([_heads(listing), *bodies], className="runs", role="table", **_label("Runs"))
     shown: list[Component] = [table]
     if not bodies:
         shown = [] if folded else [_nothing(listing)]
-    shown = [*unheard, *shown, *_folded(folded, enter, listing, is_open=not bodies), *_pages(listing, answer["next"])]
+    shown = [*unheard, *shown, *_folded(folded, listing, is_open=not bodies), *_pages(listing, answer["next"])]
     return {**contents, "runs-head": SHOWN, "runs": static.encode(shown)}
 
 
@@ -219,11 +218,11 @@ def _bulk(contents: Mapping[str, Any]) -> html.Div:
 # ---- the table
 
 
-def _heads(listing: Listing, enter: float, *, is_seen: bool = True) -> html.Thead:
+def _heads(listing: Listing, *, is_seen: bool = True) -> html.Thead:
     pick = [html.Label([_tick("pick-all", ""), _unseen("All runs in sight")])] if is_seen else [_unseen("Choose")]
     cells = [_head("pick", pick), _head("state", [_unseen("State")])]
     for column in COLUMNS:
-        title = _LINE.format(enter=numbers.scientific(enter)) if column.key == "line" else column.title
+        title = _LINE if column.key == "line" else column.title
         order = ("ascending" if _ascends(listing) else "descending") if column.sort == listing.sort else None
         inside: Any = column.head
         if column.sort is not None and is_seen:
@@ -242,7 +241,7 @@ def _ascends(listing: Listing) -> bool:
     return (listing.sort in ("name", "loss")) != listing.is_reverse
 
 
-def _section(attention: Mapping[str, Any] | None, enter: float, listing: Listing) -> list[html.Tbody]:
+def _section(attention: Mapping[str, Any] | None, listing: Listing) -> list[html.Tbody]:
     """Return the runs that ended or go on with a critical incident that nobody acknowledged."""
     if attention is None or not attention["runs"]:
         return []
@@ -251,17 +250,17 @@ def _section(attention: Mapping[str, Any] | None, enter: float, listing: Listing
     if attention["next"] is not None:
         why.append(dcc.Link("See all of them", href=replace(listing, needs_attention=True).url(after=None)))
     count = numbers.integer(len(runs)) if attention["next"] is None else f"over {numbers.integer(len(runs))}"
-    return [_body("Needs attention", count, runs, enter, *why, tone="attention")]
+    return [_body("Needs attention", count, runs, *why, tone="attention")]
 
 
-def _bodies(runs: Sequence[Mapping[str, Any]], enter: float, listing: Listing, *, beside: bool) -> Iterator[html.Tbody]:
+def _bodies(runs: Sequence[Mapping[str, Any]], listing: Listing, *, beside: bool) -> Iterator[html.Tbody]:
     """Return the runs in their groups, with a heading unless nothing else is in the table."""
     if listing.group is None and runs:
         heading = "All others" if beside else None
-        yield _body(heading, numbers.integer(len(runs)), runs, enter)
+        yield _body(heading, numbers.integer(len(runs)), runs)
     if listing.group is not None:
         for name, members in groups(runs, listing.group).items():
-            yield _body(name, numbers.integer(len(members)), members, enter)
+            yield _body(name, numbers.integer(len(members)), members)
 
 
 def groups(runs: Sequence[Mapping[str, Any]], by: str) -> dict[str, list[Mapping[str, Any]]]:
@@ -277,26 +276,26 @@ def groups(runs: Sequence[Mapping[str, Any]], by: str) -> dict[str, list[Mapping
 
 
 def _body(
-    heading: str | None, count: str, runs: Sequence[Mapping[str, Any]], enter: float, *more: Component, tone: str = ""
+    heading: str | None, count: str, runs: Sequence[Mapping[str, Any]], *more: Component, tone: str = ""
 ) -> html.Tbody:
     title = []
     if heading is not None:
         words = html.Th([html.B(heading), html.Span(count, className="dim"), *more], scope="rowgroup", role="cell")
         title = [html.Tr(words, role="row", className="group-head")]
-    return html.Tbody([*title, *(_row(run, enter) for run in runs)], role="rowgroup", className=tone, **_keyed(heading))
+    return html.Tbody([*title, *(_row(run) for run in runs)], role="rowgroup", className=tone, **_keyed(heading))
 
 
-def _folded(runs: Sequence[Mapping[str, Any]], enter: float, listing: Listing, *, is_open: bool) -> list[html.Details]:
+def _folded(runs: Sequence[Mapping[str, Any]], listing: Listing, *, is_open: bool) -> list[html.Details]:
     """Return the runs without a step, closed unless there are no others."""
     if not runs:
         return []
     words = f"{numbers.plural(len(runs), 'run')} without a step"
-    rows = html.Tbody([_row(run, enter) for run in runs], role="rowgroup")
-    table = html.Table([_heads(listing, enter, is_seen=False), rows], className="runs", role="table", **_label(words))
+    rows = html.Tbody([_row(run) for run in runs], role="rowgroup")
+    table = html.Table([_heads(listing, is_seen=False), rows], className="runs", role="table", **_label(words))
     return [html.Details([html.Summary(words), table], className="folded", open=is_open)]
 
 
-def _row(run: Mapping[str, Any], enter: float) -> html.Tr:
+def _row(run: Mapping[str, Any]) -> html.Tr:
     tone, text = verdict(run).tone, verdict(run).text
     cells: dict[str, Any] = {
         "pick": html.Label([_tick("pick", run["run"]), _unseen(f"Choose {run['run']}")]),
@@ -313,7 +312,7 @@ def _row(run: Mapping[str, Any], enter: float) -> html.Tr:
         "seen": elements.moment(run["last_seen"]),
         "host": html.Span(run["host"] or numbers.NOTHING, title=run["host"]),
         "sums": html.Span(_sums(run), title=numbers.dtypes(run["accumulators"])),
-        "line": _line(run, tone, enter),
+        "line": _line(run, tone),
     }
     tds = [html.Td(inside, role="cell", className=f"of-{key}") for key, inside in cells.items()]
     return html.Tr(tds, role="row", className=f"run tone-{tone}", **_keyed(run["run"]))
@@ -369,14 +368,15 @@ def _sums(run: Mapping[str, Any]) -> str:
     )
 
 
-def _line(run: Mapping[str, Any], tone: str, enter: float) -> list[html.Img]:
+def _line(run: Mapping[str, Any], tone: str) -> list[html.Img]:
     levels = decode(run["sparkline"]) if run["sparkline"] else np.zeros(0, np.float32)
     known = levels[np.isfinite(levels)]
+    enter = run["threshold"]["enter"]
     source = sparkline(levels, COLOURS.get(tone, palette.GREY), enter)
     if source is None:
         return []
     first, least, last = (numbers.scientific(10.0 ** float(level)) for level in (known[0], known.min(), known[-1]))
-    words = f"gradient {first} at first, {least} at least, {last} at last"
+    words = f"gradient {first} at first, {least} at least, {last} at last; threshold {numbers.scientific(enter)}"
     return [html.Img(src=source, width=WIDTH, height=HEIGHT, alt=words, title=words)]
 
 

@@ -237,6 +237,7 @@ def upgrade() -> None:
         sa.Column("late", sa.Boolean(), nullable=False),
         sa.Column("absmax_below", sa.Double(), nullable=True),
         sa.Column("norm_below", sa.Double(), nullable=True),
+        sa.Column("collapse_below", sa.Double(), nullable=True),
         sa.Column("merged_step", sa.BigInteger(), nullable=True),
         sa.Column("has_own_layers", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["run.run_id"], name=op.f("fk_launch_run_id"), ondelete="CASCADE"),

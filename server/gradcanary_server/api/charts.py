@@ -24,6 +24,7 @@ from gradcanary_server.matchers import Matcher, MatcherError
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.storage import layers, rule_states
+from gradcanary_server.storage import runs as run_store
 from gradcanary_server.storage.database import Database, Record
 from gradcanary_server.storage.schema import metric
 from gradcanary_server.tsdb.batch import canonical_tags
@@ -248,9 +249,14 @@ def build_series(
         "series": [
             {"layer": row.layer_no, "name": row.name, **_lines(envelope, column)} for column, row in enumerate(chosen)
         ],
-        "threshold": {"enter": rules.collapse.enter, "exit": rules.collapse.exit},
+        "threshold": _thresholds(connection, rules, run),
         "marks": service.incident_marks(connection, run.run_id),
     }
+
+
+def _thresholds(connection: Connection, rules: Rules, run: Record) -> Json:
+    collapse = rules.collapse.of_run(run_store.own_thresholds(connection, [run.run_id]).get(run.run_id))
+    return {"enter": collapse.enter, "exit": collapse.exit}
 
 
 def build_layer(
@@ -276,7 +282,7 @@ def build_layer(
             for column, stat in enumerate(wire.STATS)
             if stat in measured or stat == wire.STATS[0]
         ],
-        "threshold": {"enter": rules.collapse.enter, "exit": rules.collapse.exit},
+        "threshold": _thresholds(connection, rules, run),
         "marks": service.incident_marks(connection, run.run_id),
     }
 
@@ -331,7 +337,7 @@ def build_heatmap(
             for row in rows
         ],
         "cells": encode_array(encoded),
-        "threshold": {"enter": rules.collapse.enter},
+        "threshold": {"enter": _thresholds(connection, rules, run)["enter"]},
         "gaps": runs.read_gaps(connection, run.run_id),
         "marks": service.incident_marks(connection, run.run_id),
     }

@@ -35,7 +35,8 @@ Count = Annotated[int, Field(ge=0)]
 class RunSummary(TypedDict):
     """A run in a list. ``accumulators``: number of layers by accumulator dtype; ``sparkline``: float32 of log10;
     ``severity_at_end``: the worst severity that fired when the run ended; ``loss``: the metric ``loss`` without tags;
-    ``host``: of the newest launch; ``unacked``: critical incidents without an acknowledgement, the worst first.
+    ``host``: of the newest launch; ``unacked``: critical incidents without an acknowledgement, the worst first;
+    ``threshold``: ``collapse_below`` of its newest launch, else that of the rules.
     """
 
     run: str
@@ -60,6 +61,7 @@ class RunSummary(TypedDict):
     tags: list[str]
     archived: bool
     sparkline: Array
+    threshold: EnterOnly
 
 
 class RunList(TypedDict):
@@ -67,7 +69,6 @@ class RunList(TypedDict):
 
     runs: list[RunSummary]
     next: str | None
-    threshold: EnterOnly
 
 
 class SessionShape(TypedDict):

@@ -23,7 +23,7 @@ from gradcanary_server.errors import invalid
 from gradcanary_server.incidents import liveness, service
 from gradcanary_server.incidents.liveness import RunStatus, session_state
 from gradcanary_server.notify import outbox
-from gradcanary_server.rules.config import Rules, Silent
+from gradcanary_server.rules.config import Collapse, Rules, Silent
 from gradcanary_server.storage import runs as run_store
 from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.pagination import PageOrder
@@ -125,10 +125,9 @@ def list_runs(reader: ReaderDep, filters: Annotated[RunFilter, Depends()]) -> Re
     """
     with reader.database.read() as connection:
         statuses, following = page(connection, filters, reader.database.now(connection), reader.rules.silent)
-        threshold = {"enter": reader.rules.collapse.enter}
 
         def build() -> Json:
-            return {"runs": summaries(connection, statuses), "next": following, "threshold": threshold}
+            return {"runs": summaries(connection, statuses, reader.rules.collapse), "next": following}
 
         return reader.runs_response(statuses, build, following)
 
@@ -138,7 +137,7 @@ def show_run(reader: ReaderDep, run: str) -> Response:
     """Answer one run without its measurements."""
 
     def build(connection: Connection, status: RunStatus) -> Json:
-        return to_json(connection, status, reader.database.now(connection), reader.rules.silent)
+        return to_json(connection, status, reader.database.now(connection), reader.rules)
 
     return reader.run_response(run, build)
 
@@ -148,7 +147,7 @@ def change_run(request: Request, services: ServicesDep, run: str, patch: RunPatc
     """Change a run's name, note, tags or archive, and answer it; its former name still leads to it."""
     _check(patch)
     changes = {key: value for key, value in patch if value is not None}
-    database, silent = services.database, services.rules.silent
+    database, rules = services.database, services.rules
     with database.write() as connection:
         row = run_store.get_run(connection, run, held=True)
         # The audit log keeps the values that are no free text.
@@ -166,8 +165,8 @@ def change_run(request: Request, services: ServicesDep, run: str, patch: RunPatc
             columns["tags"] = json.dumps(list(dict.fromkeys(patch.tags)), ensure_ascii=False)
         run_store.bump_revision(connection, row.run_id, **columns)
         now = database.now(connection)
-        status = liveness.read_status(connection, patch.name or row.name, now, silent)
-        return json_response(to_json(connection, status, now, silent))
+        status = liveness.read_status(connection, patch.name or row.name, now, rules.silent)
+        return json_response(to_json(connection, status, now, rules))
 
 
 @router.delete("/runs/{run}", status_code=204)
@@ -208,31 +207,33 @@ def page(connection: Connection, filters: RunFilter, now: float, silent: Silent)
     return [status for _, status in listed], None if last is None else filters.order.cursor(last)
 
 
-def summaries(connection: Connection, statuses: Sequence[RunStatus]) -> list[Json]:
+def summaries(connection: Connection, statuses: Sequence[RunStatus], collapse: Collapse) -> list[Json]:
     """Return runs as the list shows them."""
     ids = [status.row.run_id for status in statuses]
     headlines = service.run_headlines(connection, ids)
     accumulators = _count_layers(connection, ids)
     losses, hosts = metric_index.last_losses(connection, ids), run_store.read_hosts(connection, ids)
+    own = run_store.own_thresholds(connection, ids)
     summarized = []
     for run_id, status in zip(ids, statuses, strict=True):
-        beside = {"loss": losses.get(run_id), "host": hosts.get(run_id)}
+        threshold = {"enter": collapse.of_run(own.get(run_id)).enter}
+        beside = {"loss": losses.get(run_id), "host": hosts.get(run_id), "threshold": threshold}
         summarized.append(_summary(status, accumulators[run_id], {**vars(headlines[run_id]), **beside}))
     return summarized
 
 
-def to_json(connection: Connection, status: RunStatus, now: float, silent: Silent) -> Json:
+def to_json(connection: Connection, status: RunStatus, now: float, rules: Rules) -> Json:
     """Return a run without its measurements."""
     row = status.row
     sessions = _read_sessions(connection, row.run_id)
     return {
-        **summaries(connection, [status])[0],
+        **summaries(connection, [status], rules.collapse)[0],
         "aliases": run_store.aliases_of(connection, row.run_id),
         "revision": row.revision,
         "framework": row.framework,
         "rules_version": row.rules_version,
         "launches": _launches(connection, row.run_id),
-        "sessions": [_session_to_json(item, session_state(item, now, silent, status.since)) for item in sessions],
+        "sessions": [_session_to_json(item, session_state(item, now, rules.silent, status.since)) for item in sessions],
         "gaps": _gaps(sessions),
         "facts": [vars(fact) for fact in run_store.parse_facts(row.facts)],
         "metrics": metric_index.list_series(connection, row.run_id),

@@ -22,6 +22,7 @@ from gradcanary_server.incidents.picture import Curve, Panel, Picture
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.transitions import STATS
 from gradcanary_server.rules.types import SeriesFacts
+from gradcanary_server.storage import runs
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import incident, metric
 from gradcanary_server.tsdb.query import StepRange, query, query_metrics
@@ -200,11 +201,12 @@ class _Samples:
             curves = self._curves(stat, span)
             if max(len(curve.steps) for curve in curves) >= LEAST:
                 break
+        own = runs.own_thresholds(self.connection, [self._run_id]).get(self._run_id)
         return Panel(
             _TITLES[stat],
             curves,
             is_log=stat not in _FRACTIONS,
-            threshold=self.rules.collapse.enter if about.rule == "collapse" else None,
+            threshold=self.rules.collapse.of_run(own).enter if about.rule == "collapse" else None,
             share=2.6 if any(len(curve.steps) for curve in curves) else 0.7,
         )
 

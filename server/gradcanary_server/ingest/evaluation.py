@@ -91,7 +91,7 @@ class Evaluator:
         if not context.session.is_primary:
             return None
         self.rule_versions.revise(context.connection, context.run, context.now)
-        samples = to_samples(context.columns, compile_rules(context.launch.layers, self._rules).groups)
+        samples = to_samples(context.columns, compile_rules(context.launch, self._rules).groups)
         before = self._states.read(context.connection, context.run)
         state, changes = evaluate(before.state, context.launch, samples, self._rules)
         is_current = state.progress.launch == context.launch.number
@@ -178,6 +178,7 @@ def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple
         facts=runs.parse_facts(run.facts),
         optimizers=configuration.optimizer_kinds(),
         metrics=configuration.metrics,
+        collapse_below=launch.collapse_below,
     )
 
 

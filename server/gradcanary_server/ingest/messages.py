@@ -109,7 +109,7 @@ def _check_session_facts(message: wire.Hello) -> None:
         raise invalid("The heartbeat interval is above 0 and at most 3600 seconds.", "interval_s")
     if message.started is not None and message.started < 0:
         raise invalid("A session begins at 0 or later, in unix seconds.", "started")
-    for field in ("absmax_below", "norm_below"):
+    for field in ("absmax_below", "norm_below", "collapse_below"):
         threshold = getattr(message, field)
         if threshold is not None and threshold <= 0:
             raise invalid("A threshold is above 0.", field)

@@ -30,7 +30,7 @@ from gradcanary_server.validation import LIMITS
 _OF_STEPS = re.compile(r"(loss|lr\d+|scaler_scale|skipped_total)\{\}")
 """Series without tags that come with the samples of their steps, not before them."""
 
-LAUNCH_COLUMNS = ("first_step", "late", "absmax_below", "norm_below")
+LAUNCH_COLUMNS = ("first_step", "late", "absmax_below", "norm_below", "collapse_below")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ applies to it, with ``rules`` for omitted keys. A rule without ``notify`` opens 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
@@ -102,6 +103,12 @@ class Collapse(Section):
         if self.exit < self.enter:
             raise _beyond("exit", f"at least enter, {self.enter:g}")
         return self
+
+    def of_run(self, enter: float | None) -> Self:
+        """Return the rule with a run's ``enter``, and ``exit`` in its ratio; one without evidence keeps its own."""
+        if enter is None or self.evidence == THRESHOLD:
+            return self
+        return replace(self, enter=enter, exit=min(enter * (self.exit / self.enter), sys.float_info.max))
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -51,7 +51,7 @@ class Evaluator:
     """Evaluates the steps and losses of one batch; ``state`` changes with each of them."""
 
     def __init__(self, state: RuleState, launch: Launch, samples: Samples, rules: Rules) -> None:
-        config = compile_rules(launch.layers, rules)
+        config = compile_rules(launch, rules)
         self.state = state
         self._removed = resets.apply_layer_set(state, launch, config)
         last = state.progress.last_step

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gradcanary_server.caches import Cache, split_cache_budget
 from gradcanary_server.rules.config import RUN_WIDE_KEYS, Collapse, LayerRule, Rules
-from gradcanary_server.rules.types import Floats, Ints, LayerFacts, Mask
+from gradcanary_server.rules.types import Floats, Ints, Launch, LayerFacts, Mask
 
 _DIGITS = re.compile(r"\d+")
 _BLOCK = re.compile(r"(.*?\.)??(\d{1,9})(?:\.|$)")
@@ -146,10 +146,10 @@ class LayerRules:
         return {likeness: positions for likeness, positions in alike.items() if len(positions) > 1}
 
 
-def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
+def compile_rules(launch: Launch, rules: Rules) -> LayerRules:
     """Return the rules for the layers of a launch, from the cache if these objects were compiled before."""
-    key = _Same(layers), _Same(rules)
-    return COMPILED.get(key) or COMPILED.keep(key, _compile(layers, rules))
+    key = _Same(launch.layers), _Same(rules), launch.collapse_below
+    return COMPILED.get(key) or COMPILED.keep(key, _compile(launch.layers, rules, launch.collapse_below))
 
 
 class _Same(Generic[Value]):
@@ -174,15 +174,16 @@ def _size(value: object) -> int:
     return sum(map(_size, value)) if isinstance(value, tuple) else 0
 
 
-COMPILED: Cache[tuple[_Same[tuple[LayerFacts, ...]], _Same[Rules]], LayerRules] = Cache(
+COMPILED: Cache[tuple[_Same[tuple[LayerFacts, ...]], _Same[Rules], float | None], LayerRules] = Cache(
     split_cache_budget().rules, _size
 )
 """Of the whole process, because the evaluation is pure and has no collector."""
 
 
-def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
+def _compile(layers: tuple[LayerFacts, ...], rules: Rules, collapse_below: float | None) -> LayerRules:
+    collapse = rules.collapse.of_run(collapse_below)
     entries = [rules.entry_of(layer.name) for layer in layers]
-    sections = [rules.collapse if entry is None else entry.collapse or rules.collapse for entry in entries]
+    sections = [collapse if entry is None else entry.collapse or collapse for entry in entries]
 
     halves = [match[1] if (match := LORA_HALF.search(layer.name)) else "" for layer in layers]
 

@@ -85,7 +85,8 @@ class Launch:
 
     ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
     began later and before; ``facts`` are those that the agents of the run have reported until now; ``optimizers`` are
-    the class names by parameter group, as far as they are known; ``metrics`` are bounds that the agent declared.
+    the class names by parameter group, as far as they are known; ``metrics`` are bounds that the agent declared,
+    ``collapse_below`` is the ``enter`` of collapse that it declared.
     """
 
     number: int
@@ -99,6 +100,7 @@ class Launch:
     facts: tuple[Fact, ...] = ()
     optimizers: tuple[str, ...] = ()
     metrics: tuple[MetricBound, ...] = ()
+    collapse_below: float | None = None
 
 
 class MetricPoints(Protocol):

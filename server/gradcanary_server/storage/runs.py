@@ -196,6 +196,12 @@ def launches_in_order(connection: Connection, run_id: int) -> Sequence[Record]:
     return connection.execute(_IN_ORDER, {"run_id": run_id}).all()
 
 
+def own_thresholds(connection: Connection, run_ids: Sequence[int]) -> dict[int, float | None]:
+    """Return ``collapse_below`` of the newest launch of each run."""
+    query = select(launch.c.run_id, launch.c.collapse_below).where(launch.c.run_id.in_(run_ids)).order_by(*ORDER)
+    return {row.run_id: row.collapse_below for row in connection.execute(query)}
+
+
 def max_steps(connection: Connection, run_ids: Sequence[int]) -> dict[int, tuple[int, float | None]]:
     """Return the highest step that the newest launch of each run reported, sampled or not, and when."""
     joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
@@ -247,7 +253,7 @@ def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started:
     started = max([started, *(row.started for row in rows if row.started > now)])
     values = {"run_id": run_id, "launch_no": number, "launch": hello.launch, "world_size": hello.world_size}
     values |= {"first_step": hello.first_step, "late": hello.late, "started": started}
-    values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
+    values |= {name: getattr(hello, name) for name in ("absmax_below", "norm_below", "collapse_below")}
     connection.execute(insert(launch).values(**values))
     return number
 

@@ -123,6 +123,7 @@ launch = Table(
     Column("late", Boolean, nullable=False),
     Column("absmax_below", Double),
     Column("norm_below", Double),
+    Column("collapse_below", Double),  # ``enter`` of collapse; null: that of the rules
     Column("merged_step", BigInteger),  # samples of its ranks up to this step are merged
     Column("has_own_layers", Boolean, nullable=False, server_default=false()),  # its ranks, not shards
 )

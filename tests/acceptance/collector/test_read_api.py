@@ -18,7 +18,7 @@ from support import streams
 RUN = {
     "run", "state", "created", "host", "step", "last_step_at", "last_seen", "loss", "layers", "firing",
     "below_threshold", "worst", "worst_incident", "unacked", "accumulators", "open_incidents",
-    "headline", "severity_at_end", "note", "tags", "archived", "sparkline",
+    "headline", "severity_at_end", "note", "tags", "archived", "sparkline", "threshold",
 }  # fmt: skip
 DETAIL = {
     "aliases",

@@ -236,7 +236,7 @@ def test_the_longest_and_the_largest_of_everything(ready):
     facts = (wire.Fact("c" * 100, "\n" * validation.MAX_TEXT, wide),)
     words = dict.fromkeys(("agent", "python", "torch", "framework", "optimizer"), "w" * 100)
     other = replace(ready, run="r" * 100, session="s" * 64)
-    hello = stream.hello(launch="l" * 64, facts=facts, absmax_below=1e308, **words)
+    hello = stream.hello(launch="l" * 64, facts=facts, absmax_below=1e308, collapse_below=1e308, **words)
     assert other.put_hello(hello).status_code == 200
     random = np.random.default_rng(0)
     tags = tuple((f"{number:03}", "".join(map(chr, random.integers(97, 123, 190)))) for number in range(9))
@@ -282,6 +282,7 @@ BAD_HELLOS = {
     "no heartbeat": {"interval_s": 0.0},
     "an unknown source": {"step_source": "guessed"},
     "a negative threshold": {"absmax_below": -1.0},
+    "no threshold": {"collapse_below": 0.0},
     "a beginning before 1970": {"started": -1.0},
     "a control character": {"torch": "2.13\x1b[31m"},
     "a wrong hash": {"layer_sets": (wire.LayerSet("0" * 16, streams.layer_set(["a"]).layers),)},

@@ -1,6 +1,8 @@
 """What the agent sends, as a real collector shows it: logged numbers, stats of weights, peak memory, an incident."""
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +96,39 @@ def test_stats_of_weights_and_peak_memory_are_shown(module_collector: Collector)
     peaks = points(module_collector, "weights", "peak_memory_bytes")[()]
     assert sorted(peaks) == list(range(12))
     assert all(peak > 10e6 for peak in peaks.values())
+
+
+def test_a_threshold_of_the_training_is_that_of_its_rules_and_figures(
+    module_collector: Collector, typed: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """0.weight falls from 5e-3 to 5e-5; 2.bias has always been there."""
+
+    def train(run: str, **settings: float) -> list[str]:
+        training, levels = Training(), {"0.weight": 5e-3, "0.bias": 5e-3, "2.weight": 5e-3, "2.bias": 5e-5}
+        for name, parameter in training.model.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: torch.full_like(gradient, levels[name]))
+        with gradcanary.watch(
+            training.model, training.optimizer, url=module_collector.url, run=run, every=1, **settings
+        ):
+            training.steps(200)
+            levels["0.weight"] = 5e-5
+            training.steps(60)
+        found = module_collector.get("/api/v1/incidents", run=run, rule="collapse").json()["incidents"]
+        told = [module_collector.get(f"/api/v1/incidents/{each['id']}").json() for each in found]
+        return [layer["name"] for each in told for layer in each["layers"]]
+
+    assert train("as-asked", collapse_below=1e-4) == ["0.weight"]
+    assert train("lower", collapse_below=1e-5) == []
+    assert train("as-the-collector") == ["0.weight"]
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\n")
+    for run, enter, exits in (("as-asked", 1e-4, 1), ("lower", 1e-5, 0), ("as-the-collector", 1e-4, 1)):
+        status, said, _ = typed("test-rules", rules, "--run", run, "--url", module_collector.url)
+        assert (status, "collapse (critical) fired at step" in said) == (exits, bool(exits)), said
+        of_run = f"/api/v1/runs/{run}"
+        assert module_collector.get(of_run).json()["threshold"] == {"enter": enter}
+        exit_of = pytest.approx(3 * enter)
+        for figure in ("/series", "/layers/0.weight"):
+            drawn = module_collector.get(f"{of_run}{figure}", stat="absmax", layer="0.weight").json()
+            assert drawn["threshold"] == {"enter": enter, "exit": exit_of}
+        assert module_collector.get(f"{of_run}/heatmap", stat="absmax").json()["threshold"] == {"enter": enter}

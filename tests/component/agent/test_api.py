@@ -84,7 +84,7 @@ def test_the_public_names():
     ]
     assert list(inspect.signature(gradcanary.watch).parameters) == [
         "model", "optimizer", "run", "url", "token", "every", "budget", "include", "exclude", "absmax_below",
-        "norm_below", "step", "crash_message", "environment", "metrics", "on_alert",
+        "norm_below", "collapse_below", "step", "crash_message", "environment", "metrics", "on_alert",
     ]  # fmt: skip
 
 
@@ -101,6 +101,7 @@ def test_the_public_names():
         ({"include": "("}, ValueError, r"watch\(include=\) is '\(': it must be a regular expression"),
         ({"exclude": 3}, ValueError, r"watch\(exclude=\) is 3"),
         ({"absmax_below": 0}, ValueError, r"watch\(absmax_below=\) is 0: it must be a number above 0"),
+        ({"collapse_below": -1e-4}, ValueError, r"watch\(collapse_below=\) is -0.0001: it must be a number above 0"),
         ({"norm_below": float("nan")}, ValueError, r"watch\(norm_below=\) is nan"),
         ({"environment": "maybe"}, ValueError, r"watch\(environment=\) is 'maybe': it must be True or False"),
         ({"metrics": 0.25}, ValueError, r"watch\(metrics=\) is 0.25: it must name metrics with one of below, above"),

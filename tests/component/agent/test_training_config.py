@@ -219,7 +219,7 @@ def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     assert not torch.equal(model[0].weight, model_of(dtype)[0].weight)
     assert {*computed} == {{"fp16": FP16, "bf16": BF16}.get(mixed_precision, dtype)}
     assert collector.runs == {"first"}
-    assert collector.hellos[0]["absmax_below"] == 1e-3
+    assert (collector.hellos[0]["collapse_below"], collector.hellos[0]["absmax_below"]) == (1e-3, None)
     assert [(each["name"], each["below"], each["falls_by"]) for each in collector.hellos[0]["metrics"]] == [
         ("clip_score", 0.25, 0.1)
     ]
@@ -262,7 +262,7 @@ def test_an_interval_of_the_configuration_is_that_of_the_watch(collector: Record
             optimizer.step()
             optimizer.zero_grad()
     assert collector.steps() == list(range(20))
-    assert collector.hellos[0]["absmax_below"] is None
+    assert (collector.hellos[0]["collapse_below"], collector.hellos[0]["absmax_below"]) == (1e-4, None)
 
 
 def test_a_scaler_is_enabled_for_fp16_only() -> None:

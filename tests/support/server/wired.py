@@ -25,7 +25,7 @@ def layer_set(of: Launch) -> wire.LayerSet:
 
 def greeting(of: Launch, **changes: object) -> bytes:
     told = {"first_step": of.first_step, "late": of.late, "facts": of.facts, "launch": f"launch-{of.number}"}
-    told |= {"absmax_below": of.absmax_below, "norm_below": of.norm_below}
+    told |= {name: getattr(of, name) for name in ("absmax_below", "norm_below", "collapse_below")}
     return wire.dump(hello(layer_set(of), **told | changes))
 
 

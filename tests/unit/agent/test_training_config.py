@@ -54,6 +54,12 @@ def test_a_file_that_was_written_is_read_as_it_was(tmp_path_factory, config):
     assert plain == {key.name: getattr(config, key.name) for key in fields(config)}
 
 
+def test_a_threshold_of_null_leaves_it_to_the_collector(path):
+    assert TrainingConfig().threshold == 1e-4
+    path.write_text("threshold:\n")
+    assert TrainingConfig.from_yaml(path).threshold is None
+
+
 def test_each_key_has_its_comment():
     parts = TrainingConfig().as_yaml().split("\n\n")[1:]
     assert [part.splitlines()[-1].partition(":")[0] for part in parts] == [key.name for key in fields(TrainingConfig)]
@@ -61,7 +67,7 @@ def test_each_key_has_its_comment():
 
 
 def test_a_key_that_a_file_lacks_has_its_default(path):
-    for text in ("", "# nothing\n", "run: lora-7\nmetrics:\nthreshold:\n"):
+    for text in ("", "# nothing\n", "run: lora-7\nmetrics:\nurl:\n"):
         path.write_text(text, "utf-8")
         assert replace(TrainingConfig.from_yaml(path), run=None) == TrainingConfig()
 

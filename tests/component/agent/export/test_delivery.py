@@ -415,12 +415,14 @@ def test_a_collector_that_is_upgraded_gets_the_settings_with_the_next_hello():
     old = [True]
 
     def script(told: Told) -> Says:
-        is_unknown = told.kind == "hello" and "settings" in told.body and old[0]
+        is_unknown = told.kind == "hello" and {"settings", "collapse_below"} & {*told.body} and old[0]
         return Says(422, refusal("invalid", "Unexpected keyword argument")) if is_unknown else Says()
 
     with collector_that(script) as collector:
         training = Training()
-        with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="upgraded"):
+        with gradcanary.watch(
+            training.model, training.optimizer, url=collector.url, run="upgraded", collapse_below=1e-5
+        ):
             training.steps(3)
             until(lambda: collector.of("batches", accepted=True))
             assert not any("settings" in hello.body for hello in collector.of("hello", accepted=True))
@@ -430,6 +432,7 @@ def test_a_collector_that_is_upgraded_gets_the_settings_with_the_next_hello():
         hello = collector.of("hello", accepted=True)[-1].body
         assert hello["environment"] is not None
         assert 0.5 in [setting["value"] for setting in hello["settings"]]
+        assert hello["collapse_below"] == 1e-5
 
 
 def test_the_message_of_a_crash_is_not_sent_where_a_setting_says_so(monkeypatch):

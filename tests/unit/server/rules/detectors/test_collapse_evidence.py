@@ -141,6 +141,49 @@ def test_a_layer_that_is_switched_off_ignores_the_launch_threshold():
     assert set(fired(changes)) == set(range(1, 16, 2))
 
 
+THRESHOLD = ("threshold",)
+
+
+@pytest.mark.parametrize(
+    ("enter", "rules", "found"),
+    [
+        (None, Rules(), {2, 3}),
+        (1e-4, Rules(), {2, 3}),
+        (1e-5, Rules(), set()),
+        (1e-4, Rules(collapse=Collapse(enter=1e-6, exit=1e-6)), {2, 3}),
+        (1e-4, Rules(layers=(LayerRule("lora_A", Collapse(enter=1e-5)),)), {3}),  # numbers of its own
+        (1e-1, Rules(collapse=Collapse(enter=1e-6, evidence=THRESHOLD)), set()),  # no bound without evidence
+    ],
+)
+def test_the_threshold_of_a_run_asks_for_the_evidence_of_the_rule(enter, rules, found):
+    absmax = healthy(600, size=2e-3)
+    absmax[200:400, 2:4] *= 1e-2
+    absmax[:, 8:] *= 2.5e-2  # always at 5e-5: these neither fell, nor are they two decades below their siblings
+    state, changes = run(Trace(absmax), launch(collapse_below=enter), rules)
+    assert set(fired(changes)) == found
+    assert {change.evidence for change in fired(changes).values()} <= {"fall"}
+    assert not state.scores.firing.any(), "all are over the ``exit`` in the ratio of the rules"
+
+
+@pytest.mark.parametrize(("enter", "is_over"), [(1e-3, False), (1e-4, True)])
+def test_the_end_of_a_collapse_is_in_the_ratio_of_the_rules(enter, is_over):
+    absmax = healthy(600)
+    absmax[200:300, 2] *= 1e-3
+    absmax[300:, 2] *= 0.2  # 1e-3, under 3e-3 and over 3e-4
+    state, changes = run(Trace(absmax), launch(collapse_below=enter))
+    assert set(fired(changes)) == {2}
+    assert state.scores.firing.any() != is_over
+
+
+def test_another_threshold_of_a_new_launch_keeps_baselines():
+    state, _ = run(Trace(healthy(200)), launch(collapse_below=1e-6))
+    absmax = healthy(120)
+    absmax[:, 2] *= 1.6e-2  # not two decades below its siblings
+    _, changes = run(Trace(absmax, first=200), launch(number=2, first_step=200, collapse_below=1e-4), state=state)
+    assert set(fired(changes)) == {2}
+    assert changes[0].evidence == "fall"
+
+
 @pytest.mark.parametrize(("phase", "count"), [(ACCUMULATED, 1), (POST_CLIP, 0)])
 def test_clipped_samples_feed_no_fall(phase, count):
     absmax = healthy(400)
@@ -370,6 +413,7 @@ def test_a_layer_that_dies_elsewhere_or_alone_or_was_idle_before_does_not_join()
 
 def test_layers_without_a_block_are_beside_all():
     names = ("input.weight", "blocks.0.up", "blocks.1.up", "blocks.3.up", "others.1.up")
-    config = compile_rules(tuple(replace(lora()[0], number=n, name=name) for n, name in enumerate(names)), Rules())
+    layers = tuple(replace(lora()[0], number=n, name=name) for n, name in enumerate(names))
+    config = compile_rules(launch(layers), Rules())
     assert config.beside(np.eye(5, dtype=np.bool_)[1]).tolist() == [True, True, True, False, False]
     assert config.beside(np.eye(5, dtype=np.bool_)[0]).all()
