@@ -16,6 +16,7 @@ from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from gradcanary.remedies import LOST_IN_BFLOAT16
 from gradcanary.settings import DEFAULT_EVERY, DEFAULT_URL, READERS, read_value, to_float
 from gradcanary.wording import count
 
@@ -32,10 +33,9 @@ FILE = "gradcanary.yaml"
 HEAD = '# The settings of a training, for gradcanary.setup_training(); docs/agent.md, "For people who begin".\n'
 
 LOW_SUM = (
-    "TrainingConfig(accumulator_dtype='bfloat16'): a sum of micro-steps in bfloat16 loses 0.4 % of the gradient for 8 "
-    "micro-steps, 1 % for 64, and up to 25 % for 512 similar ones; {here}. float32 takes 2 bytes per element more"
+    f"TrainingConfig(accumulator_dtype='bfloat16'): a sum in bfloat16 loses {LOST_IN_BFLOAT16}; {{here}}. float32 takes "
+    "2 bytes per element more"
 )
-"""The numbers are those of ``fp32_accumulators()`` in docs/agent.md: gradients of bfloat16, against float64."""
 
 EXPONENT = re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 """A number that YAML 1.1 reads as a text."""

@@ -174,9 +174,7 @@ def test_a_configuration_is_checked_and_frozen():
     ("steps", "here"), [(1, "with one micro-step, as here, nothing is summed"), (8, "here 8 micro")]
 )
 def test_a_bfloat16_accumulator_warns_and_says_why(path, steps, here):
-    with pytest.warns(
-        UserWarning, match="loses 0.4 % of the gradient for 8 micro-steps, 1 % for 64, and up to 25 %"
-    ) as w:
+    with pytest.warns(UserWarning, match="loses 0.4 % of the gradient with 8 micro-steps") as w:
         config = TrainingConfig(accumulator_dtype="bfloat16", accumulation_steps=steps)
     assert len(w) == 1
     assert here in str(w[0].message)

@@ -3,6 +3,7 @@
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from gradcanary_server.rules.signals import RULES, RUN_RULES
 from gradcanary_server.rules.types import SEVERITIES, Jump, LayerFacts, Transition
 from support.server.transitions import fired, resolved
 from support.streams import layer_names
+
+PRECISION = Path(__file__).parents[4] / "docs" / "precision.md"
 
 NAMES = layer_names(300)
 BLOCKS = tuple(f"blocks.{b}.{kind}.lora_{half}" for b in range(10) for kind in "qkv" for half in "AB")
@@ -237,8 +240,13 @@ def test_no_word_is_torn_at_a_hyphen():
 
 
 def test_loss_of_a_sum_is_the_measured_one():
-    """The table of docs/agent.md, "512, alike"."""
-    assert "25 % for 512 similar ones" in remedies.CAUSES["low_precision_sum"].text
+    """The first rows of docs/precision.md: independent micro-steps, and alike ones."""
+    row = re.compile(r"^\| (\d+) \| bf16 weights, bf16 sums \| ([\d.]+) % \| ([\d.]+) %", re.MULTILINE)
+    measured = {int(k): (float(low), float(high)) for k, low, high in row.findall(PRECISION.read_text())}
+    assert 0.3 <= measured[8][0] <= measured[8][1] < 0.45
+    text = f"0.4 % of the gradient with 8 micro-steps, {measured[64][0]:.0f} to {measured[64][1]:.0f} % with 64, and "
+    text += f"{measured[512][0]:.0f} to {measured[512][1]:.0f} % with 512"
+    assert text in remedies.CAUSES["low_precision_sum"].text
 
 
 FIXES = {
