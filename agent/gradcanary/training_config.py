@@ -33,8 +33,8 @@ FILE = "gradcanary.yaml"
 HEAD = '# The settings of a training, for gradcanary.setup_training(); docs/agent.md, "For people who begin".\n'
 
 LOW_SUM = (
-    f"TrainingConfig(accumulator_dtype='bfloat16'): a sum in bfloat16 loses {LOST_IN_BFLOAT16}; {{here}}. float32 takes "
-    "2 bytes per element more"
+    f"TrainingConfig(accumulator_dtype='bfloat16'): a sum in bfloat16 loses {LOST_IN_BFLOAT16}; {{here}}. float32 "
+    "takes 2 bytes per element more"
 )
 
 EXPONENT = re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
