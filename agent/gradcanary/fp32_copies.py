@@ -20,7 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcanary.fp32_sums import INSTEAD, chosen_parameters, closure_of, optimizer_in, reducer_of, with_closure
+from gradcanary.fp32_sums import (
+    INSTEAD,
+    chosen_parameters,
+    closure_of,
+    optimizer_in,
+    reducer_of,
+    round_grad,
+    with_closure,
+)
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
 from gradcanary.model.declared_dtypes import has_masters, register_masters, unregister_masters
@@ -87,6 +95,7 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
         self._loaded: dict[int, States] = {}
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._handles: list[Any] = []
+        self._has_ended = False
         self._guard = Guard()
         self._listener = self._guard.wrap("putting right a step that raised", self._backward_called)
 
@@ -104,11 +113,14 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
         self._handles = [
             optimizer.register_step_pre_hook(self._step_begins),
             optimizer.register_step_post_hook(lambda each, _args, _kwargs: self._run(self._leave, each)),
-            optimizer.register_state_dict_pre_hook(lambda each: self._run(self._leave, each)),
+            optimizer.register_state_dict_pre_hook(lambda each: self._run(self._repair, each)),
             optimizer.register_state_dict_post_hook(self._add_to),
             optimizer.register_load_state_dict_pre_hook(self._take_from),
             optimizer.register_load_state_dict_post_hook(lambda each: self._run(self._load, each)),
         ]
+        # The script's own hooks after a step see the parameters, rounded, whenever they were registered.
+        after_step = self._handles[1]
+        after_step.hooks_dict_ref().move_to_end(after_step.id, last=False)
 
     def close(self) -> None:
         """End, and leave no hook: weights are the rounded copies, states have the dtype of their weight. Idempotent."""
@@ -117,10 +129,8 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if (optimizer := self._optimizer()) is not None:
-            self._guard.wrap("ending float32 copies", self._end)(optimizer)
-            unregister_masters(optimizer)
-        self._masters.clear()
+        backward.unsubscribe(self._listener)
+        self._stop()
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _stack: TracebackType | None
@@ -130,6 +140,23 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
     def __reduce__(self) -> tuple[Any, ...]:
         return Fp32Masters, ({},)  # a copy is closed: its parameters would be copies too
 
+    def _stop(self) -> None:
+        """Put weights and states back, and do nothing from now on; torch does not bear that a hook removes hooks."""
+        self._has_ended = True
+        if (optimizer := self._optimizer()) is not None:
+            self._guard.wrap("ending float32 copies", self._end)(optimizer)
+            unregister_masters(optimizer)
+        self._masters.clear()
+
+    def _stop_in_hook(self, optimizer: Optimizer) -> None:
+        """Stop within a hook; the next backward pass removes the hooks. A float32 sum that is here already would fit no
+        step of the parameters themselves."""
+        parameters = list(self._parameters(optimizer))
+        self._stop()
+        for parameter in parameters:
+            self._guard.wrap("rounding a gradient", round_grad)(parameter, parameter.dtype)
+        backward.subscribe(self._listener)
+
     def _run(self, work: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
         """Do a part of the work; if it fails, end: the optimizer then steps the parameters themselves."""
         try:
@@ -137,13 +164,13 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
         except Exception as error:  # noqa: BLE001 -- no error of the agent may reach the training loop
             self._guard.catch("stepping float32 copies", error)
             self._guard.print_once(_ENDS)
-            self.close()
+            self._stop_in_hook(optimizer)
 
     def _parameters(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
         return (each for group in optimizer.param_groups for each in group["params"] if id(each) in self._masters)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it: None, or other arguments
-        self._run(self._leave, optimizer)
+        self._run(self._repair, optimizer)
         closure = closure_of(args, kwargs)
         if not callable(closure):
             self._run(self._enter, optimizer)
@@ -161,7 +188,7 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
     @torch.no_grad()
     def _enter(self, optimizer: Optimizer) -> None:
         """Put the copies in the parameters' places, as far as these have a gradient."""
-        if not self._handles:
+        if self._has_ended:
             return
         for params in (group["params"] for group in optimizer.param_groups):
             for position, parameter in enumerate(params):
@@ -194,21 +221,25 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
         self._replaced = {}
         if is_elsewhere:
             self._guard.print_once(_ELSEWHERE)
-            self.close()
+            self._stop_in_hook(optimizer)
             return
         for parameter, master in stepped:
             parameter.copy_(master)
             master.grad = None
 
-    @torch.no_grad()
     def _backward_called(self, _tensors: object) -> None:
-        """Put right what a step that raised has left; a gradient that was cleared meanwhile is the copy's."""
-        if (optimizer := self._optimizer()) is None:
-            backward.unsubscribe(self._listener)
+        optimizer = self._optimizer()
+        if self._has_ended or optimizer is None:
             self._replaced = {}
-            return
+            self.close()
+        else:
+            self._run(self._repair, optimizer)
+
+    @torch.no_grad()
+    def _repair(self, optimizer: Optimizer) -> None:
+        """Put right what a step that raised has left; a gradient that was cleared meanwhile is the copy's."""
         replaced = [(self._replaced[id(each)][0], each.grad) for each in _held(optimizer) if id(each) in self._replaced]
-        self._run(self._leave, optimizer)
+        self._leave(optimizer)
         for parameter, gradient in replaced:
             if gradient is None:
                 parameter.grad = None
@@ -217,14 +248,17 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _add_to(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Add the copies to a checkpoint. One that is the weight is left out where there is no other state: that would
         be half a state to an optimizer without copies."""
         try:
             states = dict(state_dict["state"])
             for key, parameter in _packed(optimizer, state_dict):
-                master = self._masters.get(id(parameter))
-                if master is not None and (states.get(key) or not torch.equal(master, parameter.float())):
+                if id(parameter) not in self._masters:
+                    continue
+                master = self._masters[id(parameter)] = _following(self._masters[id(parameter)], parameter)
+                if states.get(key) or not torch.equal(master, parameter.float()):
                     states[key] = {**states.get(key, {}), KEY: master.detach()}
         except Exception as error:  # noqa: BLE001 -- as above
             self._guard.catch("saving float32 copies", error)
@@ -233,7 +267,7 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
 
     def _take_from(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Take the copies out of a checkpoint, and keep the other states: torch rounds them as it loads."""
-        self._run(self._leave, optimizer)
+        self._run(self._repair, optimizer)
         try:
             states = dict(state_dict["state"])
             places = {key: id(parameter) for key, parameter in _packed(optimizer, state_dict)}
@@ -259,7 +293,7 @@ class Fp32Masters(AbstractContextManager["Fp32Masters"]):
             is_whole = isinstance(copy, Tensor) and copy.shape == parameter.shape
             self._masters[id(parameter)] = _copy_of(copy.to(parameter.device) if is_whole else parameter)
             state = optimizer.state.get(parameter, {})
-            unrounded = {key: each for key, each in saved.items() if key in state}
+            unrounded = {key: each for key, each in saved.items() if key in state and key != "step"}
             state.update(_cast(unrounded, partial(_unrounded, device=parameter.device)))
 
     def _end(self, optimizer: Optimizer) -> None:

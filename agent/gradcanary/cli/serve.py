@@ -126,11 +126,11 @@ def add_whatif(commands: Commands) -> None:
     command = commands.add_parser("whatif", help=text, description=text, epilog=status)
     command.add_argument("name", metavar="RUN", help="a run in the collector")
     schedule = command.add_mutually_exclusive_group(required=True)
-    text = "step,lr in a .csv, [[0, 1e-4], [5000, 1e-5]] in a .json or .yaml, or an expression: "
+    text = "a .csv with step,lr, a .json or .yaml with [[0, 1e-4], [5000, 1e-5]], or an expression: "
     text += "'cosine(3e-4, 1e-6, 20000)', 'lr * 0.1 if step > 5000 else lr'"
-    schedule.add_argument("--schedule", metavar="FILE|EXPR", help=text)
-    text = "hold the forecast before STEP (default: where the rate changed) against what happened"
-    schedule.add_argument("--backtest", nargs="?", const=-1, type=_step, metavar="STEP", help=text)
+    schedule.add_argument("--schedule", metavar="FILE", help=text)
+    text = "hold the forecast before step N (default: where the rate changed) against what happened"
+    schedule.add_argument("--backtest", nargs="?", const=-1, type=_step, metavar="N", help=text)
     command.add_argument("--from", dest="first", type=_step, metavar="STEP", help="where it begins (default: the end)")
     text = "where it ends (default: as many steps again as the run has, at least 10,000)"
     command.add_argument("--to", dest="last", type=_step, metavar="STEP", help=text)

@@ -172,7 +172,7 @@ def test_incidents_over_http(caught):
     assert len(incident["layers"]) == FALLEN
     assert set(incident["layers"][0]) == {
         "layer", "name", "block", "severity", "since_step", "until_step", "value", "baseline", "siblings", "evidence",
-        "rank",
+        "rank", "metric",
     }  # fmt: skip
     assert abs(incident["layers"][0]["since_step"] - AT) <= 1
     assert 19 <= incident["opened_step"] - AT <= 30

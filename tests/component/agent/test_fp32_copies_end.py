@@ -103,6 +103,8 @@ def test_a_checkpoint_of_before_the_first_step_is_a_plain_one() -> None:
     optimizer = adamw(list(model.parameters()))
     gradcanary.fp32_masters(optimizer)
     assert optimizer.state_dict()["state"] == {}
+    model.load_state_dict(net(seed=1).state_dict())
+    assert optimizer.state_dict()["state"] == {}
     adamw(list(net().parameters())).load_state_dict(optimizer.state_dict())
 
 
@@ -159,6 +161,20 @@ def test_a_state_that_was_loaded_before_the_call_is_reported(capsys: pytest.Capt
         assert capsys.readouterr().err.count("Call fp32_masters() first, and load_state_dict() after it") == 1
         train(model, other, range(3))
     assert all("fp32_master" not in each for each in other.state.values())
+
+
+def test_the_number_of_steps_is_loaded_as_torch_does() -> None:
+    """On CUDA torch moves it to the parameters' device for fused kernels, and leaves it on the CPU for others."""
+    model = net()
+    optimizer = KINDS["AdamW, fused"](model.parameters())
+    gradcanary.fp32_masters(optimizer)
+    train(model, optimizer, range(3))
+    checkpoint = optimizer.state_dict()
+    for state in checkpoint["state"].values():
+        state["step"] = state["step"].double()
+    optimizer.load_state_dict(checkpoint)
+    assert {each["step"].dtype for each in optimizer.state.values()} == {FP32}
+    train(model, optimizer, range(3, 5))
 
 
 def test_a_checkpoint_that_torch_refuses_changes_nothing() -> None:
@@ -221,6 +237,20 @@ def test_after_a_step_that_raised_the_model_is_as_ever_and_the_training_goes_on(
     assert_nothing_is_left(optimizer)
 
 
+def test_a_gradient_cleared_after_a_step_that_raised_is_not_stepped() -> None:
+    """Also where the next step comes without a backward pass between."""
+    model = net()
+    optimizer = StopsOnce(model.parameters(), lr=1e-3)
+    with gradcanary.fp32_masters(optimizer):
+        with pytest.raises(KeyboardInterrupt):
+            train(model, optimizer, range(1))
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.state_dict()
+        before = [each.detach().clone() for each in model.parameters()]
+        optimizer.step()
+        assert_same(list(model.parameters()), before)
+
+
 def test_a_checkpoint_after_a_step_that_raised_is_whole() -> None:
     model = net()
     optimizer = StopsOnce(model.parameters(), lr=1e-3)
@@ -272,9 +302,12 @@ def test_an_optimizer_that_steps_others_than_its_groups_is_left_alone(capsys: py
     model, twin = net(), net()
     optimizer = Elsewhere(list(model.parameters()))
     gradcanary.fp32_masters(optimizer)
+    hooks = hook_on(optimizer)
     train(model, optimizer, range(3))
     train(twin, Elsewhere(list(twin.parameters())), range(3))
     assert_same(list(model.parameters()), list(twin.parameters()))
+    for each in hooks:
+        each.remove()
     assert_nothing_is_left(optimizer)
     assert capsys.readouterr().err.count("wrote to the parameters themselves, not to those in its groups") == 1
 
@@ -340,13 +373,26 @@ def test_copies_of_model_and_optimizer_are_plain() -> None:
         train(twin, stepping, range(5, 6))
 
 
+def hook_on(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return handles of hooks of the script, after which torch looks for further ones."""
+    return [optimizer.register_step_pre_hook(nothing), optimizer.register_step_post_hook(nothing)]
+
+
+def nothing(*_: object) -> None:
+    return None
+
+
+@pytest.mark.parametrize("summed", ["before", "after", "no"])
 @pytest.mark.parametrize("failing", ["_following", "_move_state"])
 def test_a_fault_of_its_own_ends_it_and_the_training_goes_on(
-    failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failing: str, summed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = net()
     optimizer = adamw(list(model.parameters()))
+    handles = [gradcanary.fp32_accumulators(optimizer)] if summed == "before" else []
     gradcanary.fp32_masters(optimizer)
+    handles += [gradcanary.fp32_accumulators(optimizer)] if summed == "after" else []
+    hooks = hook_on(optimizer)
     train(model, optimizer, range(2))
     before = [each.detach().clone() for each in model.parameters()]
 
@@ -361,7 +407,32 @@ def test_a_fault_of_its_own_ends_it_and_the_training_goes_on(
     assert said.count("fp32_masters() ends: its own code failed. The weights are what the last step left") == 1
     train(model, optimizer, range(3, 5))
     assert {each.dtype for each in model.parameters()} == {BF16}
+    for each in hooks:
+        each.remove()
+    for each in handles:
+        each.close()
     assert_nothing_is_left(optimizer)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_hook_after_the_step_sees_and_writes_the_stepped_weights(*, is_first: bool) -> None:
+    model, seen = net(), []
+    optimizer = adamw(list(model.parameters()))
+    masters = None if is_first else gradcanary.fp32_masters(optimizer)
+
+    def clamp(*_: object) -> None:
+        with torch.no_grad():
+            seen.append([each.detach().clone() for each in model.parameters()])
+            model[0].weight.clamp_(-0.01, 0.01)
+
+    optimizer.register_step_post_hook(clamp)
+    masters = masters or gradcanary.fp32_masters(optimizer)
+    for step in range(3):
+        train(model, optimizer, range(step, step + 1))
+        assert_same([each.detach() for each in model.parameters()][1:], seen[-1][1:])
+        assert model[0].weight.abs().max() <= 0.01
+    masters.close()
+    assert optimizer.state[model[0].weight]["step"] == 3
 
 
 def test_a_model_that_is_converted_meanwhile_goes_on() -> None:

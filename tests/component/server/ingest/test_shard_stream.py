@@ -21,7 +21,7 @@ from gradcanary_server.incidents import service as incident_service
 from gradcanary_server.ingest import service as ingest_service
 from gradcanary_server.ingest import shard_stream
 from gradcanary_server.ingest.shard_stream import BACKOFF_S, LAG_S, STALL_S
-from gradcanary_server.rules.config import Silent
+from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage import runs as run_store
 from gradcanary_server.storage.heartbeat import BEAT_S
 from gradcanary_server.storage.schema import batch, rule_state, session
@@ -493,7 +493,7 @@ def test_pages_show_the_ranks_and_a_collapse_of_the_whole(archive):
         for part in parts:
             post(archive, part, seq, part.batch(50 * seq, 50 * seq + 50))
     detail = archive.read(
-        lambda c, run: api_runs.to_json(c, liveness.read_status(c, RUN, 0.0, Silent()), 0.0, Silent())
+        lambda c, run: api_runs.to_json(c, liveness.read_status(c, RUN, 0.0, Rules().silent), 0.0, Rules())
     )
     assert [(each["session"], each["rank"]) for each in detail["sessions"]] == [("r0", 0), ("r1", 1)]
     assert detail["gaps"] == []
