@@ -85,6 +85,11 @@ CAUSES: Mapping[str, Cause] = {
         "are. Weights that it drives to zero leave no gradient to what they are multiplied with.",
         "weight_decay",
     ),
+    "rate_with_decay": Cause(
+        "Decoupled weight decay multiplies weights by 1 - lr * weight_decay in each step, whatever their gradients "
+        "are. The weight decay is a usual one; with this learning rate it takes the weights.",
+        "rate_with_decay",
+    ),
     "momentum": Cause(
         "With a momentum this close to 1 or above, old gradients are hardly forgotten: steps grow, and the weights "
         "overshoot.",
@@ -438,8 +443,8 @@ CAUSES: Mapping[str, Cause] = {
         "nonfinite",
     ),
     "metric_after": Cause(
-        "An incident of the gradients was open before: look at that first. If it began before the metric changed, the "
-        "metric probably shows its consequence.",
+        "An incident of the gradients opened at these steps or before: look at that first. If it began before the "
+        "metric changed, the metric probably shows its consequence.",
         "metric",
     ),
     "metric_of_tags": Cause(

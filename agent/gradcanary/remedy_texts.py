@@ -142,6 +142,10 @@ _WEIGHT_DECAY = (
     "Set the weight decay right, and {back}. 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1: weights "
     "that it took do not come back by themselves."
 )
+_RATE_WITH_DECAY = (
+    "Set the learning rate right, and {back}. 1e-5 to 1e-3 is usual for Adam and its kin, and lr * weight_decay stays "
+    "far below 1."
+)
 _MOMENTUM = "Set the momentum right, and {back}. 0.9 to 0.99 is usual."
 _RATE_BACK = (
     "Set the learning rate of that step right, in the schedule or in the script, and {back}. Weights that were driven "
@@ -150,6 +154,7 @@ _RATE_BACK = (
 
 TEXTS: Mapping[str, str] = {
     "weight_decay": _WEIGHT_DECAY,
+    "rate_with_decay": _RATE_WITH_DECAY,
     "momentum": _MOMENTUM,
     "rate_back": _RATE_BACK,
     "group_settings": _GROUPS,
@@ -185,6 +190,7 @@ TEXTS: Mapping[str, str] = {
 
 CODE: Mapping[str, str] = {
     "weight_decay": _PRINT_SETTINGS,
+    "rate_with_decay": _PRINT_SETTINGS,
     "momentum": _PRINT_SETTINGS,
     "rate_back": _PRINT_SETTINGS,
     "whole_model": f"{_PRINT_WEIGHTS}\n{_PRINT_SETTINGS}",
@@ -424,8 +430,8 @@ _OUT_OF_MEMORY = (
 )
 
 _METRIC = (
-    "Look at samples that this series measures, from before and after this step. Then evaluate the last checkpoint "
-    "before it once more. If its number is bad now, too, the evaluation or its data changed. If it is as good as it "
+    "Evaluate the last checkpoint before this step once more, and look at its samples beside present ones. If its "
+    "number is bad now, too, the evaluation or its data changed. If it is as good as it "
     "was, the model did: compare the data with these tags, and the settings that changed, around this step."
 )
 

@@ -181,6 +181,8 @@ def _metric_bound(name: str, keys: Mapping[str, Any]) -> wire.MetricBound:
     bounds = {key: float(keys[key]) for key in _BOUND_KEYS if keys.get(key) is not None}
     if not bounds:
         raise ValueError(_METRICS)
+    if bounds.get("above", math.inf) <= bounds.get("below", -math.inf):
+        raise ValueError(f"above of {name} is {keys['above']!r}; it must be over below, {keys['below']!r}")
     return wire.MetricBound(
         name,
         **bounds,

@@ -346,10 +346,9 @@ def _leader(context: CauseContext, code: str) -> NearbyIncident | None:
     if code == "beside_collapse":
         found = [near for near in context.near if near.id == context.incident.beside]
     else:
-        rule = _LEADERS.get(code, code.removeprefix("after_"))
-        found = (
-            [near for near in context.near if near.rule == rule and _explains(context, near)] if rule != code else []
-        )
+        first = {_LEADERS.get(code, code.removeprefix("after_"))} - {code}
+        first |= set(_AFTER["metric"]) if code == "metric_after" else set()
+        found = [near for near in context.near if near.rule in first and _explains(context, near)]
     return min(found, key=_order, default=None)
 
 

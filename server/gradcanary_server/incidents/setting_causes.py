@@ -107,6 +107,11 @@ def jump_lines(jumps: Iterable[Jump], groups: int, since: int) -> list[str]:
     ]
 
 
+USUAL_DECAY = 0.1
+"""Up to here a decay that takes weights does so by its learning rate: AdamW's default is 0.01, GPT-3 had 0.1
+(arXiv:2005.14165, appendix B)."""
+
+
 def find_decay(configuration: Configuration, since: int) -> SettingCause | None:
     """Return weight decay that halves the weights before a step, or doubles them.
 
@@ -173,7 +178,7 @@ def _decay(configuration: Configuration, setting: Setting, factor: float) -> Set
     rate = exact(configuration.number("lr", setting.groups[0], setting.step))
     change = "has been" if before is None else f"rose from {exact(before)} to"
     return SettingCause(
-        "weight_decay",
+        "rate_with_decay" if -USUAL_DECAY <= float(setting.value) <= USUAL_DECAY else "weight_decay",
         "weight_decay",
         f"weight decay{_of_groups(setting.groups, configuration.groups)} {change} {value} {_when(setting)}: with the "
         f"learning rate {rate} each step multiplies its weights by 1 - {rate} * {value} = {exact(round(factor, 6))}",

@@ -347,13 +347,14 @@ def _of_tags(facts: SeriesFacts) -> str:
 
 
 def _mean_words(facts: Sequence[SeriesFacts], last: SeriesFacts) -> str:
-    """Return the mean over all series that are alike when the last of these fired, beside that of their levels."""
+    """Return the mean of the values of all series that are alike, when the last of these fired, beside that of their
+    levels: each level is the best of its series, so the mean need never have been that."""
     if len({each.name for each in facts}) > 1 or last.alike < 2 or last.mean is None or not last.mean_level:
         return ""
     share = percent(abs(last.mean - last.mean_level) / abs(last.mean_level))
     name = truncate_middle(last.name, MAX_WORDS)
-    means = f"{number(last.mean_level)} to {number(last.mean)} ({share})"
-    return f"; the mean of all {last.alike:,} series of {name} went from a level of {means}"
+    means = f"{number(last.mean)}, of their levels {number(last.mean_level)} ({share} apart)"
+    return f"; over all {last.alike:,} series of {name} the mean of the values is {means}"
 
 
 def describe_layers(names: Sequence[str], others: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from gradcanary.wording import count
 from gradcanary_server.errors import ScheduleError
 from gradcanary_server.rules.types import Floats, Ints, Mask
 
@@ -185,7 +186,14 @@ def _compute(node: ast.AST, values: Mapping[str, Any], depth: int) -> Any:  # no
                 return _call(
                     name, [np.asarray(_compute(part, values, deeper), np.float64) for part in parts], values["age"]
                 )
-    raise ScheduleError(f"{ast.unparse(node)[:80]!r} is not allowed in a schedule; allowed are {ALLOWED}.")
+    raise ScheduleError(f"{_source(node)!r} is not allowed in a schedule; allowed are {ALLOWED}.")
+
+
+def _source(node: ast.AST) -> str:
+    try:
+        return ast.unparse(node)[:80]
+    except RecursionError:
+        return f"a deep {type(node).__name__}"
 
 
 def _number(value: float) -> np.float64:
@@ -208,7 +216,9 @@ def _call(name: str, parts: list[Any], age: Floats) -> Array:
         name in _PLAIN and name not in ("min", "max") and len(parts) == 1
     ):
         return reduce(_PLAIN[name], parts) if len(parts) > 1 else _PLAIN[name](parts[0])
-    raise ScheduleError(f"{name}() of {len(parts)} values is not allowed in a schedule; allowed are {FUNCTIONS}.")
+    raise ScheduleError(
+        f"{name}() of {count(len(parts), 'value')} is not allowed in a schedule; allowed are {FUNCTIONS}."
+    )
 
 
 def _broken_line(text: str, rows: Points) -> Callable[[Ints, int, float], Floats]:

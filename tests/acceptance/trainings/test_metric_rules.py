@@ -72,7 +72,7 @@ def test_the_collapse_of_one_category_is_one_message_that_names_it(
     assert [each["name"] for each in data["worst"]] == [name]
     assert data["title"] == "[critical] sdxl: clip_score of category=bottles, provider=sdxl fell by 62 % (#1)"
     assert data["explanation"]["what"].startswith("clip_score of category=bottles, provider=sdxl fell from 0.3")
-    assert f"since step {since}; the mean of all 12 series of clip_score went from a level of 0.3" in data["summary"]
+    assert f"since step {since}; over all 12 series of clip_score the mean of the values is 0." in data["summary"]
     assert data["explanation"]["evidence"] == ["11 of 12 series of clip_score are not in this incident."]
     assert not any(category in receiver.got[0].body.decode() for category in CATEGORIES[1:])
 

@@ -47,6 +47,7 @@ class SeriesState:
     """A series with bounds: its last finite values that were not bad, and the largest and smallest median of them.
 
     ``step`` is that of the last value, -1 = none in this launch, and ``last`` the value, None if it was not finite.
+    ``last_before``, ``highest_before`` and ``lowest_before`` are as of before that step.
     ``score`` counts bad values since the step ``since``. A series that fired when its launch ended is ``resumed``: it
     fires again, or resolves after as many ``good`` values.
     """
@@ -63,12 +64,37 @@ class SeriesState:
     fires: bool = False
     resumed: bool = False
     severity: Severity = "warning"
+    last_before: float | None = None
+    highest_before: float | None = None
+    lowest_before: float | None = None
 
     def resume(self) -> SeriesState:
         """Return the series at the begin of a launch, whose steps may go back: its level stays."""
-        return replace(
-            self, window=(), step=-1, score=0.0, since=-1, good=0.0, fires=False, resumed=self.fires or self.resumed
+        return SeriesState(
+            (),
+            self.number,
+            highest=self.highest,
+            lowest=self.lowest,
+            resumed=self.fires or self.resumed,
+            severity=self.severity,
         )
+
+    def advance(self, step: int, value: float) -> SeriesState:
+        """Return the series with its next value, which is not judged yet."""
+        return replace(
+            self,
+            step=step,
+            last=value if math.isfinite(value) else None,
+            last_before=self.last,
+            highest_before=self.highest,
+            lowest_before=self.lowest,
+        )
+
+    def before(self, step: int) -> SeriesState:
+        """Return the series as of before a step."""
+        if self.step < step:
+            return self
+        return replace(self, last=self.last_before, highest=self.highest_before, lowest=self.lowest_before)
 
     def level(self, evidence: Evidence | None) -> float | None:
         """Return the level that a value is held against, which the good values of the series reached."""
@@ -146,15 +172,14 @@ def _new_values(
 def _evaluate_step(
     metrics: dict[SeriesKey, SeriesState], step: int, values: dict[SeriesKey, tuple[float, MetricRule]]
 ) -> Iterator[Transition]:
-    """Evaluate the values of a step, all of which are in the means of what fires."""
+    """Evaluate the values of a step."""
     judged: list[tuple[SeriesKey, Evidence | None]] = []
     for key, (value, entry) in values.items():
         if key not in metrics and len(metrics) >= MAX_SERIES:
             continue
-        series = metrics.get(key) or SeriesState((), len(metrics))
+        series = (metrics.get(key) or SeriesState((), len(metrics))).advance(step, value)
         evidence = _judge(series, value, entry)
-        series = replace(series if evidence else series.add(value), step=step)
-        metrics[key] = replace(series, last=value if math.isfinite(value) else None)
+        metrics[key] = series if evidence else series.add(value)
         judged.append((key, evidence))
     for key, evidence in judged:
         yield from _count(metrics, key, evidence, values[key][1])
@@ -230,8 +255,15 @@ def _count(
 def _fired(
     metrics: dict[SeriesKey, SeriesState], key: SeriesKey, series: SeriesState, evidence: Evidence, entry: MetricRule
 ) -> Transition:
+    """Return the transition. The means are of what was known before this step, and of this value: a batch may end
+    between the values of a step."""
     tags = json.loads(key[1]).keys()
-    alike = [each for (name, other), each in metrics.items() if name == key[0] and json.loads(other).keys() == tags]
+    others = [
+        each.before(series.step)
+        for (name, tags_of), each in metrics.items()
+        if name == key[0] and tags_of != key[1] and json.loads(tags_of).keys() == tags
+    ]
+    alike = [series, *others]
     return Transition(
         step=series.step,
         rule=RULE,

@@ -63,7 +63,9 @@ def test_weight_decay_without_evidence_is_not_named(configuration: Configuration
 
 
 def test_weight_decay_of_the_first_steps_is_named_early() -> None:
+    assert find_decay(adamw(weight_decay=0.01, lr=1e5), 50).code == "rate_with_decay"
     found = find_decay(adamw(weight_decay=1e5, lr=1e-5), 50)
+    assert found.code == "weight_decay"
     assert found is not None
     assert "weight decay has been 100,000 since step 0" in found.sentence
     assert "= 0" in found.sentence
