@@ -1,5 +1,6 @@
 """``TrainingConfig``: its keys, its file, and where the optimizer steps."""
 
+import math
 import re
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_a_number_may_be_written_as_yaml_1_1_does_not_know_it(path, written):
         ("every: 7", 'every is 7: it must be "auto" or one of 1, 10, 100, 1000 steps'),
         ("run: 12", "run is 12: it must be a text that is not empty, or null"),
         ("metrics: 3", "metrics is 3: it must be a mapping"),
-        ("metrics: {a: {below: 2, above: 1}}", "metrics is {'a': {'below': 2, 'above': 1}}: above of a is 1; it must be over below, 2"),
+        ("metrics: {a: {below: 2, above: 1}}", "metrics is {'a': {'below': 2, 'above': 1}}: above of a is 1"),
         ("metrics: {a: {below: low}}", "metrics is {'a': {'below': 'low'}}: below of a is 'low'; it must be"),
         ("metrics: {a: {under: 1}}", "metrics is {'a': {'under': 1}}: a has an unknown key 'under'; known are below"),
         ("metrics: {a: 0.25}", "metrics is {'a': 0.25}: it must name metrics with one of below"),
