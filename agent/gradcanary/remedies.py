@@ -319,9 +319,10 @@ CAUSES: Mapping[str, Cause] = {
         "unmoved",
     ),
     "moves_less": Cause(
-        "The optimizer moves these parameters decades less than all others, also by their learning rate and by their "
-        "gradient. Another setting of their group does that, such as eps, or something that makes their gradient "
-        "smaller between the backward pass and the step.",
+        "The optimizer moves these parameters decades less than others, also by their learning rate and by their "
+        "gradient. In Adam, second moments that remember far larger gradients do that, for thousands of steps after an "
+        "explosion. So does a setting of their group, such as eps, or something that makes their gradient smaller "
+        "between the backward pass and the step.",
         "unmoved",
     ),
     "coarse_moments": Cause(

@@ -155,8 +155,8 @@ WORDS: dict[tuple[str, str | None], Words] = {
     ),
     ("no_update", "tiny"): Words(_HARDLY, f"{_CHANGED}, {{since}}"),
     ("no_update", "apart"): Words(
-        "{count} {have} far smaller updates than all others {since}",
-        "{layers} {have} updates decades smaller than those of all others{against}, {since}",
+        "{count} {have} far smaller updates than others {since}",
+        "{layers} {have} updates decades smaller than those of others{against}, {since}",
     ),
     ("second_moments", None): Words(
         "{count} {have} second moments that cannot decay, seen {at}",

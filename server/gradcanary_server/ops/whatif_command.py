@@ -221,6 +221,9 @@ def _weight_lines(weights: Sequence[Outlook]) -> Report:
     by_layer: dict[str, list[Outlook]] = {}
     for each in weights:
         by_layer.setdefault(each.layer.name, []).append(each)
+    if not by_layer:
+        yield "Low-precision weights: none were measured, so nothing is foretold of them"
+        return
     rows = {name: found for name, found in by_layer.items() if any(map(_is_forecast, found))}
     still = sum(any(each.is_past for each in found) for name, found in by_layer.items() if name not in rows)
     already = f" ({still:,} more stand still already)" if still else ""

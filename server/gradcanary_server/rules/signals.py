@@ -46,7 +46,7 @@ VAIN, VAIN_CLIPPED = range(25, 27)
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
 UNMOVED, APART, TINY, SLOW, NO_RATE, TOO_FINE, UNDONE = range(27, 34)
-"""Evidence of no_update: weights that do not move, that move decades less than all others, or all hardly; all weights
+"""Evidence of no_update: weights that do not move, that move decades less than others, or all hardly; all weights
 of an optimizer like Adam that move by a small part of the learning rate, or of SGD by one of its step; a learning rate
 of zero; steps finer than the weights; updates that are undone, a static finding."""
 

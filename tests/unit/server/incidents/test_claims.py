@@ -68,7 +68,7 @@ MEANINGS: dict[tuple[str, str | None], tuple[str, str]] = {
     ("no_update", "no_rate"): ("a learning rate of zero", "gradients, and a learning rate of zero in all steps"),
     ("no_update", "slow"): ("hardly any updates", "updates that change .* far less than (its|their) optimizer"),
     ("no_update", "tiny"): ("hardly any updates", "updates that change (its|their) weights by"),
-    ("no_update", "apart"): ("far smaller updates than all others", "updates decades smaller than those of all others"),
+    ("no_update", "apart"): ("far smaller updates than others", "updates decades smaller than those of others"),
     ("second_moments", None): ("second moments that cannot decay", "second moments in low precision that rise"),
     ("fp16_underflow", "no_scaler"): ("without a GradScaler", "without a GradScaler"),
     ("fp16_underflow", "all_zeros"): ("go to zero", "float16 gradients that had fewer"),  # the worse one comes first

@@ -166,7 +166,7 @@ def test_nonfinite_names_loss_and_gradients():
             "by 1e-6 of themselves, far less than its optimizer makes",
         ),
         ("no_update", "tiny", 1e-9, "has hardly any updates", "change its weights by 1e-9 of themselves, since"),
-        ("no_update", "apart", 1e-9, "far smaller updates than all others", "decades smaller than those of all others"),
+        ("no_update", "apart", 1e-9, "far smaller updates than others", "decades smaller than those of others"),
         ("second_moments", None, None, "second moments that cannot decay", "that rise and cannot decay"),
         ("fp16_underflow", "no_scaler", None, "has float16 gradients without a GradScaler", "without a GradScaler"),
         ("fp16_underflow", "zeros", 0.5, "go to zero", "50 % exact zeros"),
