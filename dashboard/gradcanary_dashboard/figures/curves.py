@@ -40,6 +40,9 @@ HOLE_FILL = palette.NO_DATA + "50"
 FEW_DECADES = 2
 MOST_LABELS = 5
 
+LEAST_ROOM = 0.1
+"""Of the height of a log axis, under a label: half a line of the smallest figure."""
+
 DOTTED = 40
 """Up to this many samples each has a dot: a full zoom shows which steps were sampled."""
 
@@ -157,7 +160,9 @@ def log_plot(
 ) -> tuple[dict[str, Any], float, float]:
     """Return the layout of a log axis, a height near its top, and the floor for values without a logarithm."""
     floor, top = _log_range(found, levels)
-    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _ticks(floor, top)}
+    ticks = _ticks(floor, top)
+    floor = _below_labels(floor, top, ticks)
+    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": ticks}
     drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
     drawn["annotations"] = [_floor_label(found, floor)] if _is_cut(found) else []
     return drawn, top / 1.3, floor
@@ -210,6 +215,14 @@ def _ticks(floor: float, top: float) -> int | str:
         return "D2"
     steps = [part * 10.0 ** math.floor(low) for part in (0.1, 0.2, 0.5, 1, 2, 5)]
     return f"L{next(step for step in steps if top // step - floor // step <= MOST_LABELS)}"
+
+
+def _below_labels(floor: float, top: float, ticks: int | str) -> float:
+    """Return a floor so far under the lowest label that this is not upon the first label of the steps."""
+    if not isinstance(ticks, str) or not ticks.startswith("L"):
+        return floor
+    step, room = float(ticks[1:]), math.log10(top / floor) * LEAST_ROOM
+    return min(floor, math.ceil(floor / step) * step / math.pow(10, room))
 
 
 def above(curve: Curve, floor: float) -> Curve:

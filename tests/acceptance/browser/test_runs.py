@@ -93,11 +93,13 @@ def test_hidden_columns_stay_hidden(collector: Any, api: httpx.Client, open_page
     expect(page.locator("#columns")).to_be_hidden()
 
 
-def test_steps_of_nine_digits_have_room(collector: Any, open_page: Callable[..., Page]) -> None:
+def test_steps_of_nine_digits_and_long_names_have_room(collector: Any, open_page: Callable[..., Page]) -> None:
     stream = replace(scenes.quiet(steps=40, blocks=1), first_step=987_650_000, every=1000)
-    scenes.send(collector.url, "long", stream, ended=True)
+    name = "long"
+    scenes.send(collector.url, name, stream, ended=True)
+    scenes.send(collector.url, "tiny-norm-1440-of-a-name-of-many-words", scenes.collapse(steps=240, blocks=7, at=150))
     page = open_page(collector.url)
-    expect(row(page, "long").locator(".of-step")).to_have_text("987,689,000")
+    expect(row(page, name).locator(".of-step")).to_have_text("987,689,000")
     assert faults(page) == []
 
 
