@@ -318,7 +318,9 @@ def _spans(stretches: Sequence[_Stretch], width_of: Mapping[int, int]) -> tuple[
             before = spans[-1]
             spans[-1] = replace(before, count=min(before.count, -(-(first - before.first) // before.width)))
         spans.append(BucketSpan(first, width, last // width - first // width + 1, every))
-    return tuple(spans)
+    # The last bucket of a wide span reaches further than its samples; made narrow, it would leave empty ones.
+    final, end = spans[-1], max(stretch.last for stretch in stretches)
+    return *spans[:-1], replace(final, count=min(final.count, end // final.width - final.first // final.width + 1))
 
 
 def _doubled(interval: int, least: int) -> int:

@@ -106,7 +106,7 @@ def expected(samples, width, start, layer):
 
 
 def widths_of(answer):
-    """Return the width of each bucket: that of its span, as far as the next one."""
+    """Return the width of each bucket, which ends where the next span begins, and that of its whole span."""
     starts, uniform = decoded(answer["steps"]), {"step": 0, "bucket_steps": answer["bucket_steps"]}
     spans = answer["spans"] or [uniform]
     assert answer["bucket_steps"] == min(span["bucket_steps"] for span in spans)
@@ -114,7 +114,7 @@ def widths_of(answer):
     numbers = np.searchsorted([span["step"] for span in spans], starts, side="right") - 1
     assert (starts % of_span[numbers] == 0).all()
     ends = np.append([span["step"] for span in spans[1:]], np.inf)[numbers]
-    return np.minimum(of_span[numbers], ends - starts)
+    return np.minimum(of_span[numbers], ends - starts), of_span[numbers]
 
 
 def assert_counted(line, bucket, samples, width, start, layer, rough):

@@ -42,7 +42,7 @@ def drawn(store, points, begin, end):
         {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
         for series in answer["series"]
     ]
-    return decoded(answer["steps"]), stories.widths_of(answer), lines
+    return decoded(answer["steps"]), stories.widths_of(answer)[0], lines
 
 
 @pytest.mark.slow
