@@ -1,7 +1,7 @@
 """Ways of one training, as two dtypes: what the options name, and the command of each.
 
-A script takes a value where its arguments say so: ``train.py --dtype {precision}``. A way may also bring arguments of its
-own, ``bf16=--bf16``, for scripts that have a flag and no value. No I/O.
+A script takes a value where its arguments say so: ``--dtype {precision}``. A way may also bring arguments of its own,
+``bf16=--bf16``, for scripts that have a flag and no value. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _check_batch(command: Sequence[str], effective_batch: int | None) -> None:
     if effective_batch is not None and not has_batch:
         raise WayError(
             "--effective-batch: write {batch} where the script takes the batch of one micro-step, as in "
-            "train.py --batch {batch} --accumulate {accumulate}"
+            "-- --batch {batch} --accumulate {accumulate}"
         )
 
 
@@ -143,6 +143,6 @@ def _missing(kind: Kind, placeholder: str, name: str) -> str:
     option = "dtype" if kind == "compare" else placeholder
     text = (
         f"--{kind}: the script does not get {name!r}. Write {{{placeholder}}} where it takes the value, as in "
-        f"train.py --{option} {{{placeholder}}}"
+        f"gradcanary sanity train.py --{kind} ... -- --{option} {{{placeholder}}}"
     )
     return f"{text}. Or give the arguments of each way: {_WITH_WORDS[kind]}" if kind in _WITH_WORDS else text
