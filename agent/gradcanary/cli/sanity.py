@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gradcanary import terminal
@@ -60,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         program = run.resolve_program(command_of(arguments))
         with collector(arguments.url) as source:
-            environ = run.environment(os.environ, program, url=source.url, run=None, every="1")
+            environ = training_environment(program, source)
             report = run_watched(program, arguments.steps, source, environ=environ, verbose=arguments.verbose)
     except (run.LaunchError, ValueError) as error:
         raise UsageError(f"gradcanary sanity: {error}") from error
@@ -73,8 +74,17 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if report.is_healthy else 1
 
 
+def training_environment(program: Sequence[str], source: Source) -> dict[str, str]:
+    """Return the environment of a training with a run of its own: it joins none that has the name of a real one."""
+    inherited = {name: value for name, value in os.environ.items() if name != "GRADCANARY_RUN"}
+    inherited["GRADCANARY_LAUNCH"] = secrets.token_hex(8)
+    return run.environment(inherited, program, url=source.url, run=None, every="1")
+
+
 def command_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the command to run, as ``gradcanary run`` takes it."""
+    """Return the command to run, as ``gradcanary run`` takes it; raises UsageError if there is none."""
+    if arguments.script is None and arguments.module is None and not arguments.command:
+        raise UsageError(f"gradcanary sanity: nothing to run. Usage: {USAGE}")
     if arguments.module is not None:
         given = [arguments.script] if arguments.script else []
         return ["-m", arguments.module, *given, *arguments.command]
@@ -83,7 +93,7 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
 
 @contextlib.contextmanager
 def collector(url: str | None) -> Iterator[Source]:
-    """Give a collector: that of an address, else an own one; raises UsageError if there is none."""
+    """Give the collector of an address, else an own one; raises UsageError if none can be had."""
     from gradcanary.demo.processes import NotListeningError
     from gradcanary.sanity.runner import Source, own_collector
 
