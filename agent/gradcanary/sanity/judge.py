@@ -7,14 +7,14 @@ send no message count as well. A check that the run's length or its data do not 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from gradcanary import wire
 from gradcanary.sanity.measurements import Json, Measurements, Outcome, Pairs, finite
 from gradcanary.sanity.report import Check, Ending, Report, Verdict
-from gradcanary.wording import agree, count, number, percent
+from gradcanary.wording import count, number, percent
 
 OBSERVATIONS = 50
 """Steps after which the rules judge: their grace, and what ``unused`` waits for."""
@@ -52,7 +52,9 @@ def judge(outcome: Outcome, found: Measurements) -> Report:
         judges = (_loss, _gradients, _optimizer, _updates, _finite, _size, _sums, _float16, _metrics)
         checks += [check for each in judges if (check := each(found)) is not None]
         checks += _judge_cost(outcome, found)
-    fired = [each["opened_step"] for each in found.incidents if _is_bad(each) and each["opened_step"] is not None]
+    fired = [
+        each["opened_step"] for each in found.incidents if _is_bad(each, found) and each["opened_step"] is not None
+    ]
     return Report(
         run=outcome.run,
         command=outcome.command,
@@ -75,28 +77,44 @@ def judge(outcome: Outcome, found: Measurements) -> Report:
     )
 
 
-def ending_of(status: int | None, steps: int, asked: int) -> Ending:
+def ending_of(status: int, steps: int, asked: int) -> Ending:
     """Return how a training ended: one that made all its steps was stopped, with any status."""
     if steps >= asked:
         return "stopped"
     return "finished" if status == 0 else "failed"
 
 
-def _is_bad(incident: Json) -> bool:
-    """Return True if an incident is a fault here: also one without a message, and any parameter without a gradient."""
-    return incident["severity"] != "information" or incident["rule"] == "unused"
+def _is_bad(incident: Json, found: Measurements) -> bool:
+    """Return True if an incident is a fault here: also one without a message, and a parameter that is never used.
+
+    One that is like another with a gradient may be an expert that no token chose, or a part of a later stage.
+    """
+    if incident["severity"] != "information" or incident["rule"] != "unused":
+        return bool(incident["severity"] != "information")
+    had = {kind for name, kind in _kinds(found).items() if _had_gradient(found, name)}
+    unused = [layer["name"] for layer in incident["layers"] if layer["layer"] is not None]
+    return any(_kinds(found).get(name) not in had for name in unused)
+
+
+def _kinds(found: Measurements) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the name without its numbers, and the shape, of each parameter."""
+    return {each["name"]: (re.sub(r"\d+", "#", each["name"]), tuple(each["shape"])) for each in found.layers}
+
+
+def _had_gradient(found: Measurements, name: str) -> bool:
+    return any(value != 0 for _, value in found.stats.get("absmax", {}).get(name, ()))
 
 
 def _check(code: str, found: Measurements, otherwise: Callable[[], tuple[Verdict, str]]) -> Check:
     """Return what the worst incident of a check says, else what ``otherwise`` does."""
     of_check = [each for each in found.incidents if each["rule"] in RULES[code]]
-    bad = [each for each in of_check if _is_bad(each)]
+    bad = [each for each in of_check if _is_bad(each, found)]
     if bad:
         texts = [each["explanation"]["what"] for each in bad]
         return Check(code, "not ok", " ".join(texts), _do_first(bad[0]))
     verdict, text = otherwise()
-    notes = [each["explanation"]["what"] for each in of_check]
-    return Check(code, verdict, " ".join((text, *notes)))
+    notes = [each["explanation"]["what"] for each in of_check if each["rule"] != "unused"]
+    return Check(code, verdict, ". ".join((text, *notes)))
 
 
 def _do_first(incident: Json) -> str:
@@ -107,15 +125,16 @@ def _judge_run(outcome: Outcome, found: Measurements, ending: Ending) -> Check:
     steps = count(found.steps, "optimizer step")
     crash = [each for each in found.incidents if each["rule"] == "crash"]
     if ending == "failed":
-        status = "was killed" if outcome.status is None else f"ended with status {outcome.status}"
-        text = f"the command {status} after {steps}"
+        text = f"the command ended with status {outcome.status} after {steps}"
         text += "".join(f". {each['explanation']['what']}" for each in crash)
-        return Check("run", "not ok", text, "Read the end of its output, below.")
+        return Check("run", "not ok", text, _do_first(crash[0]) if crash else "Read the end of its output, below.")
     if not found.steps:
         no_step = next((each["text"] for each in found.facts if each["code"] == "no_step"), NO_STEP)
         return Check("run", "not ok", "the command ended, and made no optimizer step", no_step)
     if crash:
         return Check("run", "not ok", crash[0]["explanation"]["what"], _do_first(crash[0]))
+    if outcome.is_terminated:
+        return Check("run", "ok", f"{steps}; it went on after the Ctrl-C of the last one, and was terminated")
     if ending == "stopped":
         return Check("run", "ok", f"{steps}, then ended as by Ctrl-C")
     return Check("run", "ok", f"{steps}: the command ended before the {outcome.asked_steps:,} that were asked for")
@@ -149,7 +168,7 @@ def _loss(found: Measurements) -> Check:
 
 def _gradients(found: Measurements) -> Check:
     names = [layer["name"] for layer in found.layers]
-    never = [name for name in names if not any(value != 0 for _, value in found.stats["absmax"].get(name, ()))]
+    never = [name for name in names if not _had_gradient(found, name)]
 
     def otherwise() -> tuple[Verdict, str]:
         if not never:
@@ -175,7 +194,9 @@ def _optimizer(found: Measurements) -> Check:
 
 def _updates(found: Measurements) -> Check:
     """Beside the rules: a parameter whose weights were compared twice or more, and were the same each time."""
-    ratios = {name: [value for _, value in pairs] for name, pairs in found.stats["update_ratio"].items() if pairs}
+    ratios = {
+        name: [value for _, value in pairs] for name, pairs in found.stats.get("update_ratio", {}).items() if pairs
+    }
     names = [layer["name"] for layer in found.layers]
     still = [name for name, values in ratios.items() if not any(values)]
 
@@ -208,7 +229,7 @@ def _finite(found: Measurements) -> Check:
 
 def _size(found: Measurements) -> Check:
     def otherwise() -> tuple[Verdict, str]:
-        values = [value for pairs in found.stats["absmax"].values() for _, value in finite(pairs) if value > 0]
+        values = [value for pairs in found.stats.get("absmax", {}).values() for _, value in finite(pairs) if value > 0]
         if not values:
             return "not seen", "no gradient that is not zero"
         text = f"the largest elements of parameters are {number(min(values))} to {number(max(values))}"
@@ -254,7 +275,7 @@ def _judge_cost(outcome: Outcome, found: Measurements) -> Iterable[Check]:
         yield Check("time", "not seen", "no two steps in a row")
     else:
         text = f"{duration(seconds)} for a step (median after the first {FIRST_STEPS})"
-        text += "" if share is None else f"; gradcanary took {percent(share)} of the time, with each step sampled"
+        text += "" if share is None else f"; gradcanary took {percent(share)} of the time, as it sampled each step"
         yield Check("time", "ok", text)
     peak = _last(found, "peak_memory_bytes")
     text = f"at most {size_of(peak)} in the training" if peak else f"{size_of(outcome.peak_bytes)} in the process"
@@ -269,7 +290,7 @@ def _has_rate(found: Measurements) -> bool:
 
 
 def _nonfinite(found: Measurements) -> Pairs:
-    return [pair for pairs in found.stats["absmax"].values() for pair in pairs if not math.isfinite(pair[1])]
+    return [pair for pairs in found.stats.get("absmax", {}).values() for pair in pairs if not math.isfinite(pair[1])]
 
 
 def _over_layers(

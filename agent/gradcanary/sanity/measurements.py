@@ -17,14 +17,18 @@ STATS = ("absmax", "zero_fraction", "update_ratio", "accumulation_error")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the process of a run ended; ``peak_bytes`` is its resident memory, ``status`` None if it was killed."""
+    """How the process of a run ended.
+
+    ``peak_bytes`` is its resident memory; it ``is_terminated`` if it went on after its last step.
+    """
 
     run: str
     command: tuple[str, ...]
     asked_steps: int
-    status: int | None
+    status: int
     tail: tuple[str, ...]
     peak_bytes: int
+    is_terminated: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ class Report:
 
     ``step_time_s`` is the median without the first steps, ``agent_share`` gradcanary's part of the time,
     ``peak_memory_bytes`` the most that torch had allocated on a GPU, else the resident memory of the process. Each is
-    None if it was not seen. ``losses``, ``absmax`` (the largest of all parameters) and ``zeros`` (the mean share of exact
-    zeros of the parameters that have it at that step) are pairs of step and value. ``first_nonfinite_step`` is the first step with a
-    gradient that was not finite, ``first_incident_step`` the first at which a rule fired with a message.
+    None if it was not seen. ``losses``, ``absmax`` (the largest of all parameters) and ``zeros`` (the mean share of
+    exact zeros of the parameters whose zeros were counted in that step) are pairs of step and value.
+    ``first_nonfinite_step`` is the first step with a gradient that was not finite, ``first_incident_step`` the first
+    at which a rule fired with a severity of warning or above. A negative ``exit_status`` is a signal.
     """
 
     run: str
@@ -42,7 +43,7 @@ class Report:
     asked_steps: int
     steps: int
     ending: Ending
-    exit_status: int | None
+    exit_status: int
     output_tail: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()

@@ -85,7 +85,8 @@ def run_watched(
             child.close()
     if name not in (now := _names(read)):  # the script names its run itself
         name = next((each for each in now if each not in known), name)
-    outcome = Outcome(name, tuple(program), steps, status, tuple(child.tail), peak_bytes)
+    tail = tuple(line for line in child.tail if f"{source.url}/runs/" not in line)  # a page that is gone by then
+    outcome = Outcome(name, tuple(program), steps, status, tail, peak_bytes, child.is_terminated)
     return judge(outcome, read_measurements(read, name, now))
 
 
@@ -113,6 +114,7 @@ class _Child:
 
     def __init__(self, program: Sequence[str], environ: dict[str, str], *, verbose: bool) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.is_terminated = False
         self._launch, self._verbose = environ["GRADCANARY_LAUNCH"], verbose
         # A shell that started us in the background ignores SIGINT, and a child would inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -140,22 +142,22 @@ class _Child:
                     sys.stderr.write(text)
                     sys.stderr.flush()
 
-    def wait(self, has_made_all: Callable[[], bool]) -> tuple[int | None, int]:
-        """Wait for its end; return its status, None if it was killed, and the peak of its resident memory in bytes."""
-        ask_at, deadline, signals = 0.0, float("inf"), [signal.SIGTERM, signal.SIGKILL]
+    def wait(self, has_made_all: Callable[[], bool]) -> tuple[int, int]:
+        """Wait for its end; return its status and the peak of its resident memory in bytes."""
+        ask_at, deadline = 0.0, float("inf")
         while not (ended := os.wait4(self._process.pid, os.WNOHANG))[0]:
             now = time.monotonic()
             if deadline == float("inf") and now >= ask_at:
                 ask_at = now + ASK_S
                 deadline = now + SAVE_S if has_made_all() else deadline
             if now >= deadline:
-                self._signal(signals.pop(0))
-                deadline = now + TERM_S
+                self._signal(signal.SIGKILL if self.is_terminated else signal.SIGTERM)
+                self.is_terminated, deadline = True, now + TERM_S
             time.sleep(POLL_S)
         self._process.returncode = os.waitstatus_to_exitcode(ended[1])
         self._output.join(1.0)
         peak = ended[2].ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return (self._process.returncode if signals else None), peak
+        return self._process.returncode, peak
 
     def close(self) -> None:
         """End all that is left of it, also workers of a launcher that was killed."""
