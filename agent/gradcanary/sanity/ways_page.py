@@ -12,8 +12,8 @@ from gradcanary.sanity.ways_report import WaysReport
 from gradcanary.wording import NOTHING, number, percent
 
 LEGEND = """\
-Ways ran one after another. step time: the median, and between what half of the steps lie; it contains gradcanary's own \
-part{share}. loss: the means of the first and the last tenth of the steps (5 at least)."""
+Ways ran one after another. step time: the median, and between what half of the steps lie; it contains gradcanary's \
+own part{share}. loss: the means of the first and the last tenth of the steps (5 at least)."""
 
 
 def page(report: WaysReport, width: int | None) -> str:

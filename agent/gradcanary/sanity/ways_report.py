@@ -98,8 +98,8 @@ class _Pair:
 def _health(way: Way, report: Report) -> Iterator[Finding]:
     if not report.steps:
         reason = next((line.strip() for line in reversed(report.output_tail) if line.strip()), "it wrote nothing")
-        status = "" if report.exit_status is None else f" (status {report.exit_status})"
-        yield Finding(way.name, is_ok=False, text=f"made no step{status}. The end of its output: {reason}")
+        status = report.exit_status
+        yield Finding(way.name, is_ok=False, text=f"made no step (status {status}). The end of its output: {reason}")
         return
     for check in report.checks:
         if check.verdict == "not ok":
@@ -171,18 +171,13 @@ def _undivided(pair: _Pair, ratio: float | None) -> str:
     """Return the cause where the losses are to each other as the micro-steps, else nothing."""
     if pair.way.k is None or pair.first.k is None or ratio is None or pair.way.k == pair.first.k:
         return ""
-    expected, shown = pair.way.k / pair.first.k, number(ratio)
+    expected = pair.way.k / pair.first.k
     steps = f"{pair.way.k} micro-steps instead of {pair.first.k}"
+    text = f"The sum of the losses of a step is {number(ratio)} times that of {pair.first.name} with {steps}"
     if abs(math.log(ratio / expected)) < K_TOLERANCE:
-        return (
-            f"The sum of the losses of a step is {shown} times that of {pair.first.name} with {steps}: divide the loss by the "
-            "micro-steps before backward()"
-        )
+        return f"{text}: divide the loss by the micro-steps before backward()"
     if abs(math.log(ratio * expected)) < K_TOLERANCE:
-        return (
-            f"The sum of the losses of a step is {shown} times that of {pair.first.name} with {steps}: the loss is "
-            "divided twice, as by the script and by its framework"
-        )
+        return f"{text}: the loss is divided twice, as by the script and by its framework"
     return ""
 
 

@@ -62,7 +62,7 @@ def test_the_effective_batch_is_divided_by_the_micro_steps() -> None:
         ("checkpointing", "0,1", "train.py", None, "--checkpointing='off=,on=--gradient_checkpointing'"),
         ("stress", "1e-3", "train.py", None, "--stress lr=3e-3,1e-2"),
         ("stress", "lr=", "train.py {lr}", None, "--stress lr=3e-3,1e-2"),
-        ("stress", "lr=1", "train.py", None, "train.py --lr {lr}"),
+        ("stress", "lr=1", "train.py", None, "train.py --stress ... -- --lr {lr}"),
         ("accumulate", "1,x", "train.py {accumulate}", None, "not a number of micro-steps"),
         ("accumulate", "1,3", "train.py {accumulate} {batch}", 64, "64 cannot be divided by 3"),
         ("accumulate", "1,2", "train.py {accumulate} {batch}", None, "add --effective-batch"),
