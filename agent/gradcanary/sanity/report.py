@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -63,5 +64,13 @@ class Report:
         return all(check.verdict != "not ok" for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON's types."""
-        return {"is_healthy": self.is_healthy, **asdict(self)}
+        """Return the report as JSON's types; a number that is not finite is None, as in the API."""
+        return {"is_healthy": self.is_healthy, **_plain(asdict(self))}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 -- of any field
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
