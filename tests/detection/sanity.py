@@ -1,8 +1,8 @@
 """``python -m detection.sanity``: each case as a script under ``gradcanary sanity``, and a table of what it says.
 
-Each runs twice: with the default 200 steps, and with all steps of the case, because many faults begin later than that.
-A faulty case should give status 1, a healthy one 0. Prints a line per case, the counts, and what each wrong one said; a fault that begins later than the steps counts
-as none.
+Each runs twice: with all steps of the case, and with the default 200, because many faults begin later than that. A
+faulty case should give status 1, a healthy one 0; a fault that has not begun counts as none. Prints a line per case,
+the counts, and what each wrong one said.
 """
 
 import argparse
