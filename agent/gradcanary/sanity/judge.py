@@ -181,8 +181,15 @@ def _loss(found: Measurements) -> Check:
     return Check("loss", "ok", text)
 
 
+def _optimized(found: Measurements) -> list[str]:
+    """Return the parameters without those of no optimizer: they have gradients that are not measured."""
+    incidents = (each for each in found.incidents if each["rule"] == "not_optimized")
+    unheld = {layer["name"] for each in incidents for layer in each["layers"]}
+    return [layer["name"] for layer in found.layers if layer["name"] not in unheld]
+
+
 def _gradients(found: Measurements) -> Check:
-    names = [layer["name"] for layer in found.layers]
+    names = _optimized(found)
     never = [name for name in names if not _had_gradient(found, name)]
 
     def otherwise() -> tuple[Verdict, str]:
@@ -212,7 +219,7 @@ def _updates(found: Measurements) -> Check:
     ratios = {
         name: [value for _, value in pairs] for name, pairs in found.stats.get("update_ratio", {}).items() if pairs
     }
-    names = [layer["name"] for layer in found.layers]
+    names = _optimized(found)
     still = [name for name, values in ratios.items() if not any(values)]
 
     def otherwise() -> tuple[Verdict, str]:

@@ -113,6 +113,12 @@ def test_weights_that_stand_still_are_a_fault_unless_the_loss_falls(losses: list
     assert check(judge(outcome(), stopped), "updates").verdict == "not ok"
 
 
+def test_a_parameter_of_no_optimizer_is_not_said_to_have_no_gradient() -> None:
+    """It has one, which is not measured."""
+    report = judge(outcome(), run(absmax={"head.w": []}, incidents=(incident("not_optimized", "warning", "head.w"),)))
+    assert check(report, "gradients").text == "all 2 parameters of the optimizers had one"
+
+
 def test_no_gradient_at_all_is_not_ok() -> None:
     none: dict[str, Pairs] = {name: [(0, 0.0)] for name in ("blocks.0.w", "blocks.1.w", "head.w")}
     assert check(judge(outcome(), run(absmax=none)), "gradients").verdict == "not ok"
