@@ -134,13 +134,14 @@ class _Child:
 
     def _read_output(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 -- asked for in __init__
-        for line in self._process.stdout:
-            text = line.decode("utf-8", "replace")
-            self.tail.append(text.rstrip())
-            if self._verbose:
-                with contextlib.suppress(OSError):
-                    sys.stderr.write(text)
-                    sys.stderr.flush()
+        with self._process.stdout as lines:
+            for line in lines:
+                text = line.decode("utf-8", "replace")
+                self.tail.append(text.rstrip())
+                if self._verbose:
+                    with contextlib.suppress(OSError):
+                        sys.stderr.write(text)
+                        sys.stderr.flush()
 
     def wait(self, has_made_all: Callable[[], bool]) -> tuple[int, int]:
         """Wait for its end; return its status and the peak of its resident memory in bytes."""
@@ -169,6 +170,7 @@ class _Child:
                         os.kill(each.pid, signal.SIGKILL)
         if self._process.returncode is None:
             self._process.wait()
+        self._output.join(1.0)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(OSError):
