@@ -112,12 +112,14 @@ def check_collector(url: str, token: str | None, environ: Mapping[str, str], hos
     except StepError as error:
         yield Finding("collector", "fault", error.found, error.do)
         return
-    version = f": gradcanary {_version(document)}, protocol {wire.PROTOCOL} as here" if document.status == 200 else ""
-    yield Finding("collector", "ok", f"{url} answers in {1000 * ready.took_s:.1f} ms{version}")
+    fastest = min((hello, ready), key=lambda reply: reply.took_s)
+    known = f"{url} answers in {1000 * fastest.took_s:.1f} ms{_version(document)}"
+    has_protocol = hello.answer.status == 422  # a token that is refused hides it
+    yield Finding("collector", "ok", known + (f", protocol {wire.PROTOCOL} as here" if has_protocol else ""))
     yield judge_token(token, hello.answer, document)
     yield from judge_readiness(ready.answer)
-    if ready.date is not None:
-        yield judge_clock(ready.date, ready.sent, ready.took_s)
+    if fastest.date is not None:
+        yield judge_clock(fastest.date, fastest.sent, fastest.took_s)
 
 
 @contextlib.contextmanager
@@ -204,8 +206,11 @@ class Client:
             response = self._connection.getresponse()
             took_s = time.monotonic() - began
             content = response.read(MAX_ANSWER)
-        except TimeoutError as error:
-            found = f"{where} accepts connections, and does not answer within {transport.TIMEOUT_S:g} s"
+            if self._connection.is_aborted:  # it looks as if it were complete
+                raise ConnectionAbortedError  # noqa: TRY301 -- what follows says so for all cases
+        except (TimeoutError, ConnectionAbortedError) as error:
+            limit_s = transport.TIMEOUT_S if isinstance(error, TimeoutError) else TOTAL_S
+            found = f"{where} accepts connections, and does not answer within {limit_s:g} s"
             raise StepError(found, "look at the collector's log: it hangs, or another program listens there") from error
         except (OSError, http.client.HTTPException) as error:
             found = f"{where} accepts connections, and does not answer as HTTP ({type(error).__name__}: {error})"
@@ -248,14 +253,10 @@ def check_hello(url: str, hello: Reply) -> None:
 
 def judge_token(token: str | None, hello: Answer, read: Answer) -> Finding:
     """Return what a token may do, by the answers to a hello and to a request that reads."""
-    given = "no token is given" if token is None else "the token"
+    if hello.status == 401 and token is None:
+        return Finding("token", "fault", "the collector asks for a token, and none is given", TOKEN)
     if hello.status == 401:
-        found = (
-            f"the collector asks for a token, and {given}"
-            if token is None
-            else f"the token is refused: {hello.message}"
-        )
-        return Finding("token", "fault", found, TOKEN)
+        return Finding("token", "fault", f"it is refused: {hello.message}", TOKEN)
     if hello.code == "not_here":
         return Finding("token", "fault", hello.message, "start the collector with --auth, then: " + TOKEN)
     if hello.status == 403:
@@ -269,10 +270,12 @@ def judge_token(token: str | None, hello: Answer, read: Answer) -> Finding:
 
 
 def _version(document: Answer) -> str:
+    """Return the version of a collector as words; empty if the token may not read it."""
     try:
-        return str(json.loads(document.body)["info"]["version"])
+        version = json.loads(document.body)["info"]["version"]
     except (ValueError, LookupError, TypeError):
-        return "of an unknown version"
+        return ""
+    return f", gradcanary {version}" + ("" if version == __version__ else f" (here {__version__})")
 
 
 def judge_readiness(ready: Answer) -> Iterator[Finding]:

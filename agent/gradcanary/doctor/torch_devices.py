@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gradcanary.doctor.report import Finding
-from gradcanary.doctor.torch_probe import MARK
+from gradcanary.doctor.torch_probe import DTYPES, MARK
 from gradcanary.wording import count, format_bytes
 
 PROBE_S = 120.0
@@ -37,8 +37,15 @@ BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "asimdhp")
 """Of /proc/cpuinfo, on x86 and ARM: arithmetic in bfloat16 and float16."""
 
+NO_GPU = re.compile("found no NVIDIA driver|no CUDA GPUs are available|no device is visible", re.IGNORECASE)
+
 OTHER_PYTHON = "run the doctor by the Python of the training: /path/to/python -m gradcanary.cli doctor"
-OTHER_BUILD = "install a torch for this driver (https://pytorch.org/get-started/previous-versions), or a newer driver"
+OTHER_BUILD = (
+    "install a torch for this GPU and driver (https://pytorch.org/get-started/previous-versions), or a newer driver"
+)
+
+RIGHT = "matmuls in float32, float16 and bfloat16 are right"
+NOT_RUN = "in use, or not known to be idle (nvidia-smi): nothing was run on it"
 
 Json = Mapping[str, Any]
 
@@ -128,7 +135,7 @@ def judge_records(records: Sequence[Json], gpus: Sequence[Json], cpu: tuple[str,
         elif record["step"] == "cuda":
             yield from _judge_cuda(record, gpus)
         elif record["step"] == "device" and record["device"].startswith("cuda"):
-            yield _judge_gpu(record, gpus)
+            yield _judge_gpu(record)
         elif record["step"] == "device":
             yield _judge_plain_device(record, cpu)
         else:
@@ -161,9 +168,7 @@ def _judge_cuda(record: Json, gpus: Sequence[Json]) -> Iterator[Finding]:
     if "error" not in record and record["count"]:
         return
     error = record.get("error", "no device is visible")
-    if not gpus and re.search(
-        r"found no NVIDIA driver|no CUDA GPUs are available|no device is visible", error, re.IGNORECASE
-    ):
+    if not gpus and NO_GPU.search(error):
         yield Finding("cuda", "note", "no GPU is here, or none is given to this job")
     elif os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
         hidden = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides {count(len(gpus), 'GPU')}"
@@ -173,46 +178,39 @@ def _judge_cuda(record: Json, gpus: Sequence[Json]) -> Iterator[Finding]:
         yield Finding("cuda", "fault", f"torch cannot use the GPU: {driver}{error}", OTHER_BUILD)
 
 
-def _judge_gpu(record: Json, gpus: Sequence[Json]) -> Finding:
-    capability = tuple(record["capability"])
+def _judge_gpu(record: Json) -> Finding:
+    check, capability = record["device"], tuple(record["capability"])
     found = f"{record['name']}, {format_bytes(record['memory'])}"
-    is_amd = not gpus and record["name"].startswith("AMD")
-    found += "" if is_amd else f", compute capability {capability[0]}.{capability[1]}"
-    check, failed = record["device"], _failed(record)
-    if failed:
-        is_busy = "busy or unavailable" in failed
-        do = "nvidia-smi shows the process that has it" if is_busy else OTHER_BUILD
-        return Finding(check, "note" if is_busy else "fault", f"{found}: {failed}", do)
-    proof = "matmuls in float32, float16 and bfloat16 are right"
-    if "matmuls" not in record:
-        proof = "in use, or unknown if it is: nothing was run on it"
-    if is_amd or capability >= NATIVE_BF16:
-        dtypes = "bf16 and fp16 in hardware" if not is_amd else "bf16 and fp16 by ROCm"
-        tf32 = f", TF32 in float32 matmuls {'off' if record['tf32'] == 'highest' else 'on'} (torch's default)"
-        return Finding(check, "ok", f"{found}: {dtypes}{'' if is_amd else tf32}; {proof}")
-    fp16 = "fp16 is in hardware" if capability >= TENSOR_CORES else "it has no tensor cores for fp16 either"
-    do = (
-        "train in fp16 with torch.amp.GradScaler, or in float32, on this GPU"
-        if capability >= TENSOR_CORES
-        else "train in float32 on this GPU"
-    )
-    return Finding(check, "note", f"{found}: bf16 is emulated (hardware from 8.0 on), {fp16}; {proof}", do)
+    found += "" if record["is_rocm"] else f", compute capability {capability[0]}.{capability[1]}"
+    proof = _failed(record) or (RIGHT if "matmuls" in record else NOT_RUN)
+    is_native = record["is_rocm"] or capability >= NATIVE_BF16
+    if _failed(record, DTYPES if is_native else ("float32", "float16")):
+        if "busy or unavailable" in proof:
+            return Finding(check, "note", f"{found}: {proof}", "nvidia-smi shows the process that has it alone")
+        return Finding(check, "fault", f"{found}: {proof}", OTHER_BUILD)
+    if record["is_rocm"]:
+        return Finding(check, "ok", f"{found}: bf16 and fp16 by ROCm; {proof}")
+    if is_native:
+        tf32 = "off" if record["tf32"] == "highest" else "on"
+        dtypes = f"bf16 and fp16 in hardware, TF32 in float32 matmuls {tf32} until the script sets it"
+        return Finding(check, "ok", f"{found}: {dtypes}; {proof}")
+    fp16, do = "no tensor cores for fp16", "train in float32 on this GPU"
+    if capability >= TENSOR_CORES:
+        fp16, do = "fp16 in hardware", "train in fp16 with torch.amp.GradScaler, or in float32, on this GPU"
+    return Finding(check, "note", f"{found}: bf16 is emulated (in hardware from 8.0 on), {fp16}; {proof}", do)
 
 
 def _judge_plain_device(record: Json, cpu: tuple[str, frozenset[str]]) -> Finding:
     failed = _failed(record)
     if record["device"] != "cpu":
-        state = f"not all dtypes work: {failed}" if failed else "matmuls in float32, float16 and bfloat16 are right"
-        return Finding(record["device"], "note" if failed else "ok", state)
+        return Finding(record["device"], "note" if failed else "ok", failed or RIGHT)
     name, flags = cpu
     if failed:
         return Finding("cpu", "fault", f"{name}: {failed}", "install torch again, for this CPU")
     dtypes = ", ".join(
         f"{dtype} {_in_hardware(names, flags)}" for dtype, names in (("bf16", BF16_FLAGS), ("fp16", FP16_FLAGS))
     )
-    return Finding(
-        "cpu", "ok", f"{name + ': ' if name else ''}{dtypes}; matmuls in float32, float16 and bfloat16 are right"
-    )
+    return Finding("cpu", "ok", f"{name + ': ' if name else ''}{dtypes}; {RIGHT}")
 
 
 def _in_hardware(names: Sequence[str], flags: frozenset[str]) -> str:
@@ -222,10 +220,10 @@ def _in_hardware(names: Sequence[str], flags: frozenset[str]) -> str:
     return f"in hardware ({', '.join(found)})" if found else "emulated by float32"
 
 
-def _failed(record: Json) -> str:
+def _failed(record: Json, dtypes: Sequence[str] = DTYPES) -> str:
     """Return the dtypes whose matrix product failed, with the reasons; empty if none did."""
     reasons: dict[str, list[str]] = {}
     for dtype, error in record.get("matmuls", {}).items():
-        if error:
+        if error and dtype in dtypes:
             reasons.setdefault(error, []).append(dtype)
-    return "; ".join(f"{', '.join(dtypes)}: {error}" for error, dtypes in reasons.items())
+    return "; ".join(f"{', '.join(names)}: {error}" for error, names in reasons.items())

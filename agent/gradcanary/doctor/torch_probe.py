@@ -67,7 +67,11 @@ def _look_at_gpu(number: int, idle: list[str]) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(number)
-    found: dict[str, Any] = {"name": properties.name, "memory": properties.total_memory}
+    found: dict[str, Any] = {
+        "name": properties.name,
+        "memory": properties.total_memory,
+        "is_rocm": bool(torch.version.hip),
+    }
     found["capability"] = [properties.major, properties.minor]
     found["tf32"] = torch.get_float32_matmul_precision()
     uuid = str(getattr(properties, "uuid", "?"))  # torch 2.4 has none in some builds
