@@ -50,7 +50,7 @@ def test_a_folder_that_takes_no_file_is_a_fault(examine: Examine, spool_folder: 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_a_fault(examine: Examine, monkeypatch) -> None:
-    monkeypatch.setattr(spool.tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))
+    monkeypatch.setattr(spool.tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 -- the caller closes it
     _, found = examine("--url", NOBODY)
     assert "takes no file (No space left on device)" in found["spool"]["found"]
 
