@@ -66,12 +66,10 @@ def _read_pair(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, i
 
 
 def finding_text(finding: Finding, width: int | None) -> str:
-    """Return the line of a finding, and below it what to do."""
-    lines = [f"{finding.state:<{STATE_WIDTH}}{finding.check:<{CHECK_WIDTH}}{finding.found}"]
+    """Return the line of a finding, and below it what to do, which is not wrapped: a command in it can be copied."""
     indent = " " * (STATE_WIDTH + CHECK_WIDTH)
-    if finding.do:
-        lines.append(f"{indent}do: {finding.do}")
-    return "\n".join(terminal.wrapped(line, width, indent) for line in lines)
+    line = f"{finding.state:<{STATE_WIDTH}}{finding.check:<{CHECK_WIDTH}}{finding.found}"
+    return terminal.wrapped(line, width, indent) + (f"\n{indent}do: {finding.do}" if finding.do else "")
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -54,7 +54,7 @@ class Probe:
     """The program that imports torch, under way; :meth:`records` waits for it."""
 
     def __init__(self, gpus: Sequence[Json], only: int | None) -> None:
-        idle = ",".join(gpu["uuid"] for gpu in gpus if gpu["used_mib"] <= IDLE_MIB)
+        idle = ",".join(find_idle(gpus))
         environ = {**os.environ, "GRADCANARY_WATCH": ""}
         command = [
             sys.executable,
@@ -103,6 +103,11 @@ def read_gpus() -> list[Json]:
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_gpus(done.stdout)
+
+
+def find_idle(gpus: Sequence[Json]) -> list[str]:
+    """Return the ids of the GPUs that no program uses."""
+    return [gpu["uuid"] for gpu in gpus if gpu["used_mib"] <= IDLE_MIB]
 
 
 def parse_gpus(text: str) -> list[Json]:

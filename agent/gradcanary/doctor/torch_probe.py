@@ -74,8 +74,8 @@ def _look_at_gpu(number: int, idle: list[str]) -> dict[str, Any]:
     }
     found["capability"] = [properties.major, properties.minor]
     found["tf32"] = torch.get_float32_matmul_precision()
-    uuid = str(getattr(properties, "uuid", "?"))  # torch 2.4 has none in some builds
-    if any(each.endswith(uuid) for each in idle):
+    uuid = str(getattr(properties, "uuid", ""))  # as of nvidia-smi, without "GPU-"; some builds of torch have none
+    if uuid and any(each.endswith(uuid) for each in idle):
         found["matmuls"] = dict(run_matmuls(f"cuda:{number}"))
     return found
 

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,19 @@ def test_a_wrong_product_and_an_error_are_reported(monkeypatch) -> None:
     monkeypatch.setattr(torch.Tensor, "__matmul__", broken)
     expected = {"float32": "", "float16": "RuntimeError: no kernel image", "bfloat16": "the result is wrong"}
     assert dict(torch_probe.run_matmuls("cpu")) == expected
+
+
+@pytest.mark.parametrize(("more", "is_run"), [({"uuid": "aa11"}, True), ({"uuid": "bb22"}, False), ({}, False)])
+def test_nothing_is_run_on_a_gpu_that_may_be_in_use(monkeypatch, more, is_run) -> None:
+    """No GPU is here: its properties are those of a stand-in."""
+    properties = SimpleNamespace(name="NVIDIA X", total_memory=2**34, major=9, minor=0, **more)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    ran: list[str] = []
+    monkeypatch.setattr(torch_probe, "run_matmuls", lambda device: ran.append(device) or [("float32", "")])
+    found = torch_probe._look_at_gpu(1, ["GPU-aa11"])
+    assert (found["name"], found["capability"]) == ("NVIDIA X", [9, 0])
+    assert ran == (["cuda:1"] if is_run else [])
+    assert ("matmuls" in found) == is_run
 
 
 def test_a_python_without_torch_is_a_note(examine: Examine) -> None:

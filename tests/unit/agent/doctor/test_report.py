@@ -52,10 +52,10 @@ def test_other_ranks_print_faults_or_one_line_and_what_to_do_once_a_machine():
     assert report.job_text([OK, FAULT], second, None) == "[rank 9 on node8] fault  token      refused"
 
 
-def test_lines_are_wrapped_below_the_findings():
-    text = report.finding_text(Finding("token", "fault", "one two three four five", "six"), 34)
+def test_findings_are_wrapped_and_commands_are_not():
+    text = report.finding_text(Finding("token", "fault", "one two three four five", "export GRADCANARY_TOKEN=gc_"), 34)
     assert text.split("\n") == [
         "fault  token      one two three",
         "                 four five",
-        "                  do: six",
+        "                  do: export GRADCANARY_TOKEN=gc_",
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradcanary.doctor.torch_devices import judge_records, parse_gpus
+from gradcanary.doctor.torch_devices import find_idle, judge_records, parse_gpus
 
 SMI = "GPU-aa11, NVIDIA H100 80GB HBM3, 4, 550.90.12\nGPU-bb22, NVIDIA A100, [N/A], 550.90.12\n"
 GPUS = parse_gpus(SMI)
@@ -23,6 +23,8 @@ def judged(record, gpus=GPUS, cpu=NO_CPU):
 
 def test_rows_of_nvidia_smi():
     assert [(each["uuid"], each["used_mib"]) for each in GPUS] == [("GPU-aa11", 4), ("GPU-bb22", float("inf"))]
+    assert find_idle(GPUS) == ["GPU-aa11"]
+    assert find_idle(parse_gpus("GPU-cc33, NVIDIA H100, 1025, 550\nGPU-dd44, NVIDIA H100, 1024, 550\n")) == ["GPU-dd44"]
     assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == []
 
 
