@@ -73,7 +73,8 @@ def test_a_broken_torch_is_a_fault(examine: Examine, torch_of_child: Path, modul
 
 def test_a_torch_that_hangs_ends_after_its_time(examine: Examine, torch_of_child: Path, monkeypatch) -> None:
     torch_of_child.write_text("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-    records = torch_devices.Probe.records
-    monkeypatch.setattr(torch_devices.Probe, "records", lambda probe: records(probe, 0.5))
+    records, probes = torch_devices.Probe.records, list[torch_devices.Probe]()
+    monkeypatch.setattr(torch_devices.Probe, "records", lambda probe: probes.append(probe) or records(probe, 0.5))
     _, found = examine(*NOBODY)
+    assert probes[0]._process.poll() is not None, "it is gone"
     assert found["torch"]["found"] == "torch did not get past this: no answer within 0.5 s"
