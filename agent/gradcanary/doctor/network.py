@@ -104,7 +104,7 @@ def check_collector(url: str, token: str | None, environ: Mapping[str, str], hos
     parts = urlsplit(url)
     try:
         with open_connection(parts, environ, host) as connection:
-            client = Client(parts, token, connection, environ)
+            client = Client(parts, token, connection)
             hello = client.send("PUT", HELLO, json.dumps({"protocol": wire.PROTOCOL}).encode())
             check_hello(url, hello)
             ready = client.send("GET", "/readyz")
@@ -157,9 +157,9 @@ def connect_error(error: OSError, parts: SplitResult, port: int, environ: Mappin
     listens = LISTENS.format(host=name, port=port, scheme=parts.scheme)
     if isinstance(error, ssl.SSLCertVerificationError):
         return StepError(f"the certificate of {where} is not accepted: {error.verify_message}", CERTIFICATE)
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError) or "handshake" in str(error):  # one that times out is no SSLError
         do = f"if the collector there has no TLS: export GRADCANARY_URL=http://{where}"
-        return StepError(f"{where} accepts connections, and its TLS fails ({error.reason or error})", do)
+        return StepError(f"{where} accepts connections, and its TLS fails ({error})", do)
     if isinstance(error, ConnectionRefusedError) and is_loopback(name):
         return StepError(f"nothing listens at {where} of this machine, {host}", ELSEWHERE.format(port=port))
     if isinstance(error, ConnectionRefusedError):
@@ -187,10 +187,8 @@ def is_loopback(name: str) -> bool:
 class Client:
     """Sends requests over an open connection, with the headers that a training sends."""
 
-    def __init__(
-        self, parts: SplitResult, token: str | None, connection: Connection, environ: Mapping[str, str]
-    ) -> None:
-        self._parts, self._connection, self._environ = parts, connection, environ
+    def __init__(self, parts: SplitResult, token: str | None, connection: Connection) -> None:
+        self._parts, self._connection, self._is_kept = parts, connection, False
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
@@ -213,10 +211,15 @@ class Client:
             found = f"{where} accepts connections, and does not answer within {limit_s:g} s"
             raise StepError(found, "look at the collector's log: it hangs, or another program listens there") from error
         except (OSError, http.client.HTTPException) as error:
+            if self._is_kept and isinstance(error, ConnectionError):  # closed by the other side after an answer
+                self._is_kept = False
+                self._connection.close()
+                return self.send(method, path, body)
             found = f"{where} accepts connections, and does not answer as HTTP ({type(error).__name__}: {error})"
             other = "http" if self._parts.scheme == "https" else "https"
             do = f"if it is a collector with{'out' if other == 'http' else ''} TLS: {other}://{where}; else {ADDRESS}"
             raise StepError(found, do) from error
+        self._is_kept = True
         answer = Answer(response.status, content, None)
         return Reply(answer, response.getheader("location", ""), _seconds(response.getheader("date")), sent, took_s)
 
@@ -236,7 +239,7 @@ def check_hello(url: str, hello: Reply) -> None:
         raise StepError(f"{url} is another version: {answer.message} Here is gradcanary {__version__}", do)
     if answer.status == 503 and answer.code:
         raise StepError(f"{url} takes nothing now: {answer.message}", UNWELL)
-    if answer.code:
+    if answer.code and answer.status in (401, 403, 422, 429):
         return
     if hello.location:
         found = f"{url} answers {answer.status} and redirects to {hello.location}"

@@ -188,6 +188,7 @@ def test_a_server_that_never_answers_or_trickles(examine: Examine, monkeypatch) 
     [
         ((404, {}, b"<html>"), "answers 404, and not as a gradcanary collector does", "that 'gradcanary up' prints"),
         ((308, {"location": "https://x.example/"}, b""), "redirects to https://x.example/", "does not follow that"),
+        ((404, {}, refusal("not_found", "No.")), "answers 404, and not as", "that 'gradcanary up' prints"),
         ((502, {}, b"Bad Gateway"), "answers 502", "a proxy is between"),
         ((426, {}, refusal("unknown_protocol", "Protocol 9.")), "is another version: Protocol 9.", "the same version"),
         ((503, {}, refusal("unavailable", "The disk is full.")), "nothing now: The disk is full.", "collector's log"),
@@ -200,6 +201,18 @@ def test_answers_that_are_not_those_of_a_collector_of_this_version(examine: Exam
     assert found in findings["collector"]["found"]
     assert do in findings["collector"]["do"]
     assert "token" not in findings
+
+
+def test_a_server_that_closes_after_each_answer(examine: Examine) -> None:
+    class Closing(answering(INCOMPLETE)):  # type: ignore[misc]  # a class that is made
+        def answer(self) -> None:
+            super().answer()
+            self.close_connection = True
+
+        do_PUT = do_GET = answer  # noqa: N815 -- the names that http.server calls
+
+    with serving(Closing) as url:
+        assert examine("--url", url)[1]["token"]["state"] == "ok"
 
 
 def test_a_web_server_that_is_not_ours(examine: Examine, tmp_path: Path) -> None:
