@@ -93,7 +93,7 @@ class Sender:
         low = max(recorder.settings.absmax_below or 0.0, recorder.settings.collapse_below or 0.0)
         self._reader = Reader(low, guard.catch, hello.settings)
         self._outbox = Outbox(RetryQueue(create_spool, guard.print_once))
-        url, hint = recorder.settings.url, "the training goes on, still trying"
+        url, hint = recorder.settings.url, "the training goes on, still trying; 'gradcanary doctor' finds the reason"
         self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)
         self._step: int | None = None
         self._passed: int | None = None
