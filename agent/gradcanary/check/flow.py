@@ -1,4 +1,4 @@
-"""The order of what happens: the calls and assignments of a function, with the helper functions of the file put in place.
+"""The order of what happens: calls and assignments of a function, with the helpers of the file put in place.
 
 Each event knows the loops, conditions and ``with`` blocks around it, those around the call of its helper included.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gradcanary.check.scopes import FUNCTIONS, Function, Scope, Scopes, ScopeNode
+from gradcanary.check.scopes import FUNCTIONS, Function, Scope, ScopeNode, Scopes
 
 MOST_LEVELS = 2
 """Helpers of helpers are followed, and no further."""
@@ -116,7 +117,7 @@ class _Walker:
                 at = replace(at, contexts=(*at.contexts, item.context_expr))
             self.statements(node.body, at)
         elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
-            self._try(node, at)  # type: ignore[arg-type] -- TryStar has the same fields, and came with Python 3.11
+            self._try(node, at)
         elif isinstance(node, ast.Match):
             self._expression(node.subject, at)
             for arm, case in enumerate(node.cases):
@@ -133,7 +134,7 @@ class _Walker:
         self.statements(node.body, inside)
         self.statements(node.orelse, at)
 
-    def _try(self, node: ast.Try, at: Event) -> None:
+    def _try(self, node: Any, at: Event) -> None:  # noqa: ANN401 -- Try, or TryStar, which Python 3.10 lacks
         self.statements(node.body, at)
         for handler in node.handlers:
             self.statements(handler.body, replace(at, guards=(*at.guards, Guard(handler, None, True, at.scope))))

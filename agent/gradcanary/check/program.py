@@ -1,7 +1,15 @@
 """A parsed file as rules see it: names, kinds, events, and training steps, each made when it is first asked for.
 
-A rule asks in this order: ``program.steps`` (the loops that train, with what happens in them), ``program.flow`` (any
-function), ``program.source.tree`` (plain ``ast``); ``full_name`` and ``kind`` say what a node is.
+How a rule is written:
+
+- It is a function from a ``Program`` to ``Found`` ones, with a ``Rule`` beside it that ``rules/__init__.py`` lists.
+- ``program.steps`` are the loops that train: ``backwards``, ``optimizer_steps``, ``clips``, ``clears``, all ``events``
+  in order, ``before(event)``, ``after(event)``, ``period(event)`` for ``% K``, ``makers`` of a loss.
+  ``program.flow(function)`` has the events of any function, ``program.nodes`` are the bare nodes of ``ast``.
+- ``program.full_name(node)`` is ``torch.nn.utils.clip_grad_norm_`` under any alias, ``program.scopes.values(node)`` what
+  a name may hold, ``program.kind(node, scope)`` an optimizer, a schedule or a scaler. ``program.words`` are all names of
+  the file: evidence that something is nowhere in it.
+- Yield only what the file proves. What is passed in from elsewhere, dynamic, or only likely is no finding.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from functools import cached_property
 from gradcanary.check import kinds
 from gradcanary.check.flow import Event, Flow, trace
 from gradcanary.check.kinds import Kind
-from gradcanary.check.scopes import FUNCTIONS, Scope, Scopes, ScopeNode
+from gradcanary.check.scopes import FUNCTIONS, Scope, ScopeNode, Scopes
 from gradcanary.check.source import Source
 from gradcanary.check.steps import TrainingStep, as_backward, find_steps
 
@@ -39,7 +47,7 @@ class Program:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Return every name, attribute and keyword that the file mentions: to be sure that something is nowhere in it."""
+        """Return every name, attribute and keyword of the file: to be sure that something is nowhere in it."""
         return frozenset(_words(self.nodes))
 
     @cached_property
@@ -111,9 +119,7 @@ def _words(nodes: tuple[ast.AST, ...]) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute):
             yield node.attr
-        elif isinstance(node, ast.keyword) and node.arg:
-            yield node.arg
-        elif isinstance(node, ast.arg):
+        elif isinstance(node, (ast.keyword, ast.arg)) and node.arg:
             yield node.arg
         elif isinstance(node, ast.alias):
             yield from node.name.split(".")

@@ -1,8 +1,8 @@
 """Names of a file: scopes, what is bound to a name or to an attribute of ``self``, and full names of what is imported.
 
 ``Scopes.values`` follows a name back to the expressions that it may hold, over assignments, conditional expressions,
-parameters and the calls of this file that fill them. It never guesses: ``is_complete`` is False where a value comes from
-elsewhere.
+parameters and the calls of this file that fill them. It never guesses: ``is_complete`` is False where a value comes
+from elsewhere.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
-Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
-ScopeNode = Union[ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda]
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+ScopeNode: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 PAIRED_CALLS = frozenset({"prepare", "setup"})
@@ -25,7 +25,7 @@ MOST_VALUES = 64
 
 @dataclass(eq=False)
 class Scope:
-    """A module, class, function or lambda, and what it binds; None among the values is one that the file does not hold."""
+    """A module, class, function or lambda, and what it binds; a value of None is one that the file does not hold."""
 
     node: ScopeNode
     parent: Scope | None
@@ -81,7 +81,7 @@ class Scopes:
         return self._opened[node]
 
     def full_name(self, node: ast.AST) -> str | None:
-        """Return ``torch.nn.utils.clip_grad_norm_`` for an imported name and its attributes, under any alias, else None."""
+        """Return ``torch.nn.utils.clip_grad_norm_`` of an imported name and its attributes, under any alias."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -230,35 +230,27 @@ class Scopes:
         return inner
 
     def _bind(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                self._bind_target(target, node.value, scope)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._bind_target(node.target, node.value, scope)
-        elif isinstance(node, ast.NamedExpr):
-            self._bind_target(node.target, node.value, scope)
-        elif isinstance(node, ast.AugAssign):
-            self._bind_target(node.target, None, scope)
-        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-            self._bind_target(node.target, None, scope)
-        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            self._bind_target(node.optional_vars, None, scope)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
+        for target in _targets(node):
+            value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else None
+            self._bind_target(target, value, scope)
+        if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             scope.bind(node.name, None)
-        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
-            scope.bind(node.name, None)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            scope.bind(node.rest, None)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             scope.outer.update(node.names)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                self._bind_import(alias.asname or alias.name.partition(".")[0], _imported(alias))
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._bind_imports(node)
+        elif isinstance(node, ast.Call) and last_name(node.func):
+            self.calls.setdefault(last_name(node.func), []).append((node, scope))
+
+    def _bind_imports(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
                 self._bind_import(alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}.{alias.name}")
-        elif isinstance(node, ast.Call):
-            name = last_name(node.func)
-            if name:
-                self.calls.setdefault(name, []).append((node, scope))
+            else:
+                root = alias.name.partition(".")[0]
+                self._bind_import(alias.asname or root, alias.name if alias.asname else root)
 
     def _bind_import(self, name: str, full: str) -> None:
         """One name imported from two places (of which one may be missing) is followed to neither."""
@@ -354,8 +346,17 @@ def _is_evaluated_outside(node: ast.AST, child: ast.AST) -> bool:
     return isinstance(node, ast.ClassDef) and (child in node.decorator_list or child in node.bases)
 
 
-def _imported(alias: ast.alias) -> str:
-    return alias.name if alias.asname else alias.name.partition(".")[0]
+def _targets(node: ast.AST) -> Sequence[ast.expr]:
+    """Return what a node assigns to."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, ast.AnnAssign):
+        return [node.target] if node.value is not None else []
+    if isinstance(node, ast.withitem):
+        return [node.optional_vars] if node.optional_vars is not None else []
+    if isinstance(node, (ast.NamedExpr, ast.AugAssign, ast.For, ast.AsyncFor, ast.comprehension)):
+        return [node.target]
+    return []
 
 
 def _paired(value: ast.expr | None, count: int) -> Sequence[ast.expr | None] | None:

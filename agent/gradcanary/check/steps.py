@@ -115,7 +115,7 @@ class TrainingStep:
                 yield each
 
     def makers(self, node: ast.expr | None, at: Event) -> list[Event]:
-        """Return the assignments of a pass before ``at`` that an expression is made of, directly or over other names."""
+        """Return the assignments of a pass before ``at`` that an expression is made of, also over other names."""
         before = [each for each in self.before(at) if isinstance(each.node, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
         found: dict[Event, None] = {}
         waiting = _references(node, at.scope) if node is not None else set()

@@ -15,8 +15,8 @@ from gradcanary.check.scopes import FUNCTIONS, is_self, last_name
 from gradcanary.check.steps import FRAMEWORK, OptimizerStep, Period, TrainingStep, clears_gradients
 
 _WHY_SUM = (
-    "Gradients add up over {count} backward passes, so each step gets {count} times the gradient of one batch. Limits of "
-    "clipping and learning rates of SGD are as much too small or too large, and change with {count}."
+    "Gradients add up over {count} backward passes, so each step gets {count} times the gradient of one batch. Limits "
+    "of clipping and learning rates of SGD are as much too small or too large, and change with {count}."
 )
 _FIX_DIVIDE = {
     "torch": "Divide before backward():\nloss = loss / {count}",

@@ -14,7 +14,7 @@ WHY = (
 )
 FIX = {
     "torch": "End the block after the loss: backward() has the indentation of 'with autocast'.",
-    "accelerate": "End the block after the loss: accelerator.backward(loss) stands below 'with accelerator.autocast()'.",
+    "accelerate": "End the block after the loss: accelerator.backward(loss) goes below 'with accelerator.autocast()'.",
 }
 
 

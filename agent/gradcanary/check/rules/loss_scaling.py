@@ -21,8 +21,8 @@ SCALES_ELSEWHERE = re.compile(
 """A name of this kind anywhere in the file: the loss may be scaled where the file does not show it."""
 
 _WHY_UNSCALED = (
-    "In float16, gradients under 3e-8 become zero, and those under 6e-5 lose bits. Without a scaled loss the small ones "
-    "vanish, and their parameters stop learning while the loss may still fall."
+    "In float16, gradients under 3e-8 become zero, and those under 6e-5 lose bits. Without a scaled loss the small "
+    "ones vanish, and their parameters stop learning while the loss may still fall."
 )
 _FIX_SCALER = (
     "Scale the loss, or take dtype=torch.bfloat16, which needs no scaling:\n"

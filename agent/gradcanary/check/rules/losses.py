@@ -41,7 +41,7 @@ class _Reader:
         if isinstance(node, ast.Name):
             return self._is_name_scaled(node.id, scope, seen)
         if isinstance(node, (ast.Attribute, ast.Subscript)):
-            return self._is_part_scaled(node.value, scope, seen)
+            return self.is_scaled(node.value, scope, seen)  # outputs.loss, outputs[0]
         return True
 
     def _is_call_scaled(self, call: ast.Call, scope: Scope, seen: frozenset[tuple[Scope, str]]) -> bool:
@@ -71,10 +71,6 @@ class _Reader:
                 return True
         return isinstance(call.func, ast.Call)
 
-    def _is_part_scaled(self, node: ast.expr, scope: Scope, seen: frozenset[tuple[Scope, str]]) -> bool:
-        """Return False for ``outputs.loss`` and ``outputs[0]`` of outputs that come from a call."""
-        return self.is_scaled(node, scope, seen)
-
     def _is_name_scaled(self, name: str, scope: Scope, seen: frozenset[tuple[Scope, str]]) -> bool:
         if (scope, name) in seen:
             return False
@@ -83,9 +79,9 @@ class _Reader:
         given = self._program.scopes.arguments(name, scope)
         if not made:
             return not given or any(self.is_scaled(each, around, seen) for each, around in given)
-        return any(self._is_assignment_scaled(each, name, seen) for each in made)
+        return any(self._is_assignment_scaled(each, seen) for each in made)
 
-    def _is_assignment_scaled(self, event: Event, name: str, seen: frozenset[tuple[Scope, str]]) -> bool:
+    def _is_assignment_scaled(self, event: Event, seen: frozenset[tuple[Scope, str]]) -> bool:
         node = event.node
         if isinstance(node, ast.AugAssign):
             return not isinstance(node.op, (ast.Add, ast.Sub))
