@@ -1,4 +1,4 @@
-"""Other ways to the mean of a batch: gradients divided before the step, and the sum of losses by the number of tokens."""
+"""Other ways to the mean of a batch: divide the gradients, or the sum of losses by the number of tokens."""
 
 import torch
 import torch.nn.functional as F
