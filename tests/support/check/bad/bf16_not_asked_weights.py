@@ -5,11 +5,9 @@ from torch import nn
 
 
 def load(name):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel
 
-    return AutoModelForCausalLM.from_pretrained(
-        name, torch_dtype=torch.bfloat16, device_map="cuda"
-    )  # <- bf16_not_asked
+    return AutoModel.from_pretrained(name, torch_dtype=torch.bfloat16, device_map="cuda")  # <- bf16_not_asked
 
 
 def main():

@@ -4,11 +4,9 @@ import functools
 
 import torch
 from torch import nn
-from torch.utils import checkpoint
+from torch.utils.checkpoint import checkpoint
 
-remat = functools.partial(
-    checkpoint.checkpoint, use_reentrant=False, preserve_rng_state=False
-)  # <- checkpoint_without_rng
+remat = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # <- checkpoint_without_rng
 block = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.2))
 options = {"use_reentrant": False, "preserve_rng_state": False}  # <- checkpoint_without_rng
 

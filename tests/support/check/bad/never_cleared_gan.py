@@ -1,4 +1,4 @@
-"""Two optimizers, and only one of them clears."""
+"""Two optimizers, and none of them clears."""
 
 import torch
 from torch import nn
@@ -9,10 +9,9 @@ opt_c = torch.optim.Adam(critic.parameters(), lr=1e-4)
 
 for _ in range(5):
     fake = generator(torch.randn(8, 4))
-    opt_c.zero_grad()
     loss_c = critic(fake.detach()).mean() - critic(torch.randn(8, 16)).mean()
     loss_c.backward()
-    opt_c.step()
+    opt_c.step()  # <- never_cleared
     loss_g = -critic(fake).mean()
     loss_g.backward()
-    opt_g.step()  # <- never_cleared
+    opt_g.step()

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-encoder = nn.Linear(16, 8)
+encoder = nn.Linear(16, 8)  # <- not_optimized
 head = nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)  # <- not_optimized
+optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
 
 for _ in range(5):
     optimizer.zero_grad()

@@ -9,14 +9,14 @@ class AutoEncoder(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Linear(16, 4)
-        self.decoder = nn.Linear(4, 16)
+        self.decoder = nn.Linear(4, 16)  # <- not_optimized
 
     def training_step(self, batch, _):
         x = batch[0]
         return (self.decoder(torch.tanh(self.encoder(x))) - x).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.Adam(self.encoder.parameters(), lr=1e-3)  # <- not_optimized
+        return torch.optim.Adam(self.encoder.parameters(), lr=1e-3)
 
 
 if __name__ == "__main__":
