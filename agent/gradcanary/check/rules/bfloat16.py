@@ -17,7 +17,8 @@ from gradcanary.check.modules import makes_parameters
 from gradcanary.check.program import Program
 from gradcanary.check.scopes import keyword, last_name
 
-_ASKS = re.compile("is_bf16_supported|get_device_(capability|properties)|is_(torch_)?bf16_\w+|is_bfloat16_\\w+")
+_ASKS = re.compile(r"is_bf16_supported|get_device_(capability|properties)|is_(torch_)?bf16_\w+|is_bfloat16_\w+")
+_TRAINS = frozenset({"backward", "manual_backward", "training_step", "Trainer", "SFTTrainer", "Seq2SeqTrainer"})
 _CHOICE = re.compile("(?i)bf16|bfloat16|precision|dtype|amp|half|fp16|cuda|device|gpu|cpu|capab")
 _GPU = re.compile("cuda|gpu|device_map|local_rank")
 _OTHER_DEVICE = re.compile("xla|tpu|hpu|npu|xpu|mps")
@@ -26,13 +27,16 @@ _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast",
 _PRECISIONS = ("bf16", "bf16-mixed", "bf16-true")
 
 _WHY = (
-    "GPUs under compute capability 8.0 (V100, T4) compute bfloat16 by emulation, without an error and slowly, or refuse "
-    "it. float16 has units there, and needs a GradScaler."
+    "GPUs under compute capability 8.0 (V100, T4) compute bfloat16 by emulation, without an error and "
+    "slowly, or refuse it. float16 has units there, and needs a GradScaler."
 )
 _FIX = {
     "lightning": 'Choose precision by torch.cuda.is_bf16_supported(including_emulation=False), else "16-mixed".',
-    "trainer": "TrainingArguments(bf16=is_torch_bf16_gpu_available(), ...), of transformers.utils.",
-    "accelerate": 'Accelerator(mixed_precision="bf16") asks the device, and ends with an error where it has none.',
+    "trainer": "TrainingArguments(bf16=torch.cuda.is_bf16_supported(including_emulation=False), ...), else fp16=True.",
+    "accelerate": (
+        'Accelerator(mixed_precision=...) with "bf16" if torch.cuda.is_bf16_supported(including_emulation=False), '
+        'else "fp16".'
+    ),
     "torch": (
         "Choose the dtype by torch.cuda.is_bf16_supported(including_emulation=False); torch.float32, or torch.float16 "
         "with a GradScaler, otherwise."
@@ -41,15 +45,16 @@ _FIX = {
 
 
 def find_bf16_not_asked(program: Program) -> Iterator[Found]:
-    """Yield casts to bfloat16 that no condition and no option leads to, in a file for GPUs that never asks the device."""
-    if any(_ASKS.fullmatch(word) for word in program.words) or not _is_for_gpus(program):
+    """Yield casts to bfloat16 that no condition or option leads to, in trainings for GPUs that never ask the device."""
+    if not program.words & _TRAINS or any(_ASKS.fullmatch(word) for word in program.words):
+        return
+    if not _is_for_gpus(program):
         return
     for event in program.events():
         message = _forced(event, program)
         if message and not any(_is_choice(guard.test) for guard in event.guards):
-            yield Found(
-                event.node, f"{message} in bfloat16, and nothing asks if the GPU has it", _WHY, program.wording(_FIX)
-            )
+            message += " in bfloat16, and nothing asks if the GPU has it"
+            yield Found(event.node, message, _WHY, program.wording(_FIX))
 
 
 def _is_for_gpus(program: Program) -> bool:

@@ -33,8 +33,8 @@ _METHODS = {
 _MOVES = ("to", "cuda")
 
 _WHY = (
-    "An optimizer holds the parameters that it was given when it was made. What the model got afterwards has gradients, "
-    "and no step moves it; the loss may fall through the other parameters."
+    "An optimizer holds the parameters that it was given when it was made. What the model got afterwards has "
+    "gradients, and no step moves it; the loss may fall through the other parameters."
 )
 _FIX = "Make the optimizer after this line, or give it the new parameters with add_param_group()."
 _WHY_MOVED = "Adagrad makes its state with the optimizer, on the device of that time: its first step is an error."

@@ -1,8 +1,8 @@
 """checkpoint_without_rng: what backward recomputes has other random numbers than the forward pass.
 
 torch.utils.checkpoint restores the random state of the CPU and of one type of device, in both of its kinds (reentrant
-and not), unless ``preserve_rng_state=False``. So reentrant with dropout is right by itself. It knows nothing of Python's
-``random``, of numpy, and of a generator of one's own.
+and not), unless ``preserve_rng_state=False``. So reentrant with dropout is right by itself. It knows nothing of
+Python's ``random``, of numpy, and of a generator of one's own.
 """
 
 from __future__ import annotations

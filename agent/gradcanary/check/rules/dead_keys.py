@@ -54,7 +54,7 @@ def _written_keys(program: Program) -> Iterator[tuple[ast.AST, str, bool]]:
                 is_of_torch = _is_of_torch(owner, program)
                 given = [(each, each.arg) for each in node.keywords if each.arg]
                 yield from ((at, key, is_of_torch) for at, key in given)
-                yield from ((each, key, is_of_torch) for each in node.args for key in _texts([each]))
+                yield from ((each, key, is_of_torch) for each in node.args[:1] for key in _texts([each]))
         elif isinstance(node, ast.Dict) and "params" in _texts(node.keys) and _is_given_to_torch(node, program):
             yield from ((key, str(key.value), False) for key in node.keys if isinstance(key, ast.Constant))
 

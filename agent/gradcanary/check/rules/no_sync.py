@@ -29,7 +29,7 @@ _FIX = (
 
 
 def find_no_sync_missing(program: Program) -> Iterator[Found]:
-    """Yield backward passes that accumulate in a file that wraps its model in DDP and never switches the average off."""
+    """Yield backward passes that accumulate, in a file that wraps its model in DDP and never switches averages off."""
     if not _wraps_in_ddp(program) or any(word in _SWITCHES for word in program.words):
         return
     reported: set[ast.AST] = set()
