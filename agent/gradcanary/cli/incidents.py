@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
-from gradcanary.cli import console
+from gradcanary.cli import console, explain
 from gradcanary.cli.console import CollectorError
 from gradcanary.wording import number
 
@@ -295,6 +295,7 @@ def incident_text(incident: Json) -> str:
         *_delivery_lines(incident["deliveries"]),
         "",
         incident["url"],
+        *([f"About this: gradcanary explain {incident['rule']}"] if explain.has_page(incident["rule"]) else []),
     ]
     return "\n".join(lines)
 

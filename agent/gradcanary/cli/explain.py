@@ -1,0 +1,139 @@
+"""``explain``: a page of docs/knowledge in the terminal, found by its name, by a rule, or by a code of ``check``.
+
+A page is read as it is, so there is one text of each. Its first line is the title, the first paragraph its summary,
+and its line ``Rules: ... Checks: ...`` says what leads to it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradcanary import terminal
+from gradcanary.cli import console
+from gradcanary.cli.console import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping
+
+    from gradcanary.cli.console import Commands
+
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "knowledge", PACKAGE.parents[1] / "docs" / "knowledge")
+"""Where a wheel has the pages, and where the repository has them; ``pyproject.toml`` copies one to the other."""
+
+_FIX = "What to do"
+_LEADS_HERE = re.compile(r"^Rules: (.*)\. Checks: (.*)\.$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its name, file, and text in Markdown."""
+
+    name: str
+    path: Path
+    text: str
+
+    @property
+    def title(self) -> str:
+        """Return the heading."""
+        return _plain(self.text.partition("\n")[0].removeprefix("# "))
+
+    @property
+    def summary(self) -> str:
+        """Return the first paragraph, in one line."""
+        return _plain(self.text.split("\n\n")[1])
+
+    @property
+    def fix(self) -> str:
+        """Return what to do, a line for each point."""
+        return _plain(self.text.partition(f"\n## {_FIX}\n\n")[2].partition("\n\n## ")[0])
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the rules of the collector that lead here."""
+        return self._leading(1)
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """Return the codes of ``check`` that lead here."""
+        return self._leading(2)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what ``explain`` takes for this page: its own name first."""
+        return tuple(dict.fromkeys((self.name, *self.rules, *self.checks)))
+
+    def _leading(self, group: int) -> tuple[str, ...]:
+        found = _LEADS_HERE.search(self.text)
+        return tuple(re.findall(r"`(\w+)`", found[group])) if found else ()
+
+
+def pages() -> list[Page]:
+    """Return all pages by name; none where the files are missing."""
+    folder = next((each for each in FOLDERS if each.is_dir()), FOLDERS[0])
+    return [Page(path.stem, path, path.read_text("utf-8")) for path in sorted(folder.glob("[a-z]*.md"))]
+
+
+def by_name(found: Iterable[Page]) -> Mapping[str, Page]:
+    """Return the pages by all that leads to them."""
+    return {name: page for page in found for name in page.names}
+
+
+def has_page(name: str) -> bool:
+    """Return whether ``explain`` has something to say about a rule."""
+    return name in by_name(pages())
+
+
+def add_command(commands: Commands) -> None:
+    """Add ``explain``."""
+    text = "a short page about a mistake, by its name, by a rule or by a code of check"
+    command = commands.add_parser("explain", help=text, description=text)
+    command.add_argument("name", nargs="?", metavar="NAME", help="without it: the list of pages")
+    command.add_argument("--page", action="store_true", help="the whole page, with its script, in Markdown")
+    command.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    found = pages()
+    if arguments.name is None:
+        console.print_rows(page_table(found))
+        return 0
+    page = by_name(found).get(arguments.name)
+    if page is None:
+        raise UsageError(f"gradcanary explain: {_refusal(arguments.name, found)}")
+    if arguments.page:
+        console.print_unwrapped(page.text.rstrip("\n"))
+    else:
+        console.print_text(page_text(page))
+    return 0
+
+
+def page_table(found: Iterable[Page]) -> str:
+    """Return a line for each page, with what else leads to it."""
+    rows = [(page.name, page.title, ", ".join(page.names[1:])) for page in found]
+    table = terminal.table(("NAME", "PAGE", "RULES AND CHECKS"), rows)
+    return f"{table}\n\nOne of them: gradcanary explain NAME"
+
+
+def page_text(page: Page) -> str:
+    """Return title, summary, what to do, and where the page is."""
+    return "\n".join(
+        [page.title, "", page.summary, "", f"{_FIX}:", page.fix, "", f"Page: {page.path} (or add --page)"],
+    )
+
+
+def _refusal(name: str, found: Iterable[Page]) -> str:
+    close = difflib.get_close_matches(name, by_name(found), n=3)
+    near = f" Close to it: {', '.join(close)}." if close else ""
+    return f"there is no page about {name!r}.{near} 'gradcanary explain' lists all"
+
+
+def _plain(text: str) -> str:
+    """Return Markdown as the terminal shows it: a line for each paragraph or point, no marks, no targets of links."""
+    unwrapped = re.sub(r"\n(?!- |\n)\s*", " ", text)
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", unwrapped).replace("`", "")
