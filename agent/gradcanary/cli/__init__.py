@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcanary import __version__
-from gradcanary.cli import attach, console, endpoints, explain, incidents, run, runs, serve
+from gradcanary.cli import attach, check, console, endpoints, explain, incidents, run, runs, serve
 from gradcanary.cli.console import UsageError
 from gradcanary.settings import Settings
 from gradcanary.training_config import FILE, TrainingConfig
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_command(commands)
     attach.add_commands(commands)
     serve.add_demo(commands)
+    check.add_command(commands)
     _add_sync(commands)
     _add_init(commands)
     explain.add_command(commands)

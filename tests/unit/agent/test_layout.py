@@ -10,6 +10,7 @@ AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
     "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
+    "check",
     "model",
     "hooks",
     "stats",
@@ -89,7 +90,7 @@ def test_imports_point_down() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("folder", ["hooks", "stats", "tracking", "export", "attach", "cli", "demo"])
+@pytest.mark.parametrize("folder", ["hooks", "stats", "tracking", "export", "attach", "check", "cli", "demo"])
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
     found = {
