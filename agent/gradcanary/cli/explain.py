@@ -1,7 +1,7 @@
 """``explain``: a page of docs/knowledge in the terminal, found by its name, by a rule, or by a code of ``check``.
 
 A page is read as it is, so there is one text of each. Its first line is the title, the first paragraph its summary,
-and its line ``Rules: ... Checks: ...`` says what leads to it. Standard library only.
+and the line ``Rules:`` says which rules of the collector lead to it. A code of ``check`` names its page itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from gradcanary.cli.console import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gradcanary.cli.console import Commands
 
@@ -27,7 +28,7 @@ FOLDERS = (PACKAGE / "knowledge", PACKAGE.parents[1] / "docs" / "knowledge")
 """Where a wheel has the pages, and where the repository has them; ``pyproject.toml`` copies one to the other."""
 
 _FIX = "What to do"
-_LEADS_HERE = re.compile(r"^Rules: (.*)\. Checks: (.*)\.$", re.MULTILINE)
+_RULES = re.compile(r"^Rules: ([^.]*)\.", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,10 @@ class Page:
         return _plain(self.text.partition(f"\n## {_FIX}\n\n")[2].partition("\n\n## ")[0])
 
     @property
-    def rules(self) -> tuple[str, ...]:
+    def rules(self) -> list[str]:
         """Return the rules of the collector that lead here."""
-        return self._leading(1)
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        """Return the codes of ``check`` that lead here."""
-        return self._leading(2)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return what ``explain`` takes for this page: its own name first."""
-        return tuple(dict.fromkeys((self.name, *self.rules, *self.checks)))
-
-    def _leading(self, group: int) -> tuple[str, ...]:
-        found = _LEADS_HERE.search(self.text)
-        return tuple(re.findall(r"`(\w+)`", found[group])) if found else ()
+        found = _RULES.search(self.text)
+        return re.findall(r"`(\w+)`", found[1]) if found else []
 
 
 def pages() -> list[Page]:
@@ -79,14 +67,20 @@ def pages() -> list[Page]:
     return [Page(path.stem, path, path.read_text("utf-8")) for path in sorted(folder.glob("[a-z]*.md"))]
 
 
-def by_name(found: Iterable[Page]) -> Mapping[str, Page]:
-    """Return the pages by all that leads to them."""
-    return {name: page for page in found for name in page.names}
+def names_of(found: Iterable[Page]) -> Mapping[str, list[str]]:
+    """Return by page what ``explain`` takes for it: its own name, rules, and codes of ``check``."""
+    from gradcanary.check.rules import RULES
+
+    checks = [(rule.page, rule.code) for rule in RULES]
+    return {
+        page.name: list(dict.fromkeys([page.name, *page.rules, *(code for name, code in checks if name == page.name)]))
+        for page in found
+    }
 
 
-def has_page(name: str) -> bool:
-    """Return whether ``explain`` has something to say about a rule."""
-    return name in by_name(pages())
+def has_page(rule: str) -> bool:
+    """Return whether a rule of the collector leads to a page."""
+    return any(rule in page.rules for page in pages())
 
 
 def add_command(commands: Commands) -> None:
@@ -100,12 +94,13 @@ def add_command(commands: Commands) -> None:
 
 def _explain(arguments: argparse.Namespace) -> int:
     found = pages()
+    names = names_of(found)
     if arguments.name is None:
-        console.print_rows(page_table(found))
+        console.print_rows(page_table(found, names))
         return 0
-    page = by_name(found).get(arguments.name)
+    page = next((each for each in found if arguments.name in names[each.name]), None)
     if page is None:
-        raise UsageError(f"gradcanary explain: {_refusal(arguments.name, found)}")
+        raise UsageError(f"gradcanary explain: {_refusal(arguments.name, [*chain.from_iterable(names.values())])}")
     if arguments.page:
         console.print_unwrapped(page.text.rstrip("\n"))
     else:
@@ -113,9 +108,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def page_table(found: Iterable[Page]) -> str:
+def page_table(found: Iterable[Page], names: Mapping[str, Sequence[str]]) -> str:
     """Return a line for each page, with what else leads to it."""
-    rows = [(page.name, page.title, ", ".join(page.names[1:])) for page in found]
+    rows = [(page.name, page.title, ", ".join(names[page.name][1:])) for page in found]
     table = terminal.table(("NAME", "PAGE", "RULES AND CHECKS"), rows)
     return f"{table}\n\nOne of them: gradcanary explain NAME"
 
@@ -127,8 +122,8 @@ def page_text(page: Page) -> str:
     )
 
 
-def _refusal(name: str, found: Iterable[Page]) -> str:
-    close = difflib.get_close_matches(name, by_name(found), n=3)
+def _refusal(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3)
     near = f" Close to it: {', '.join(close)}." if close else ""
     return f"there is no page about {name!r}.{near} 'gradcanary explain' lists all"
 

@@ -9,7 +9,7 @@ import pytest
 from gradcanary.cli import explain
 
 PAGES = {page.name: page for page in explain.pages()}
-MOST_LINES = 26
+MOST_LINES = 24
 
 
 def block(page: explain.Page, language: str) -> str:
@@ -18,8 +18,9 @@ def block(page: explain.Page, language: str) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
-def test_a_script_prints_what_its_page_says(page: explain.Page) -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_a_script_prints_what_its_page_says(name: str) -> None:
+    page = PAGES[name]
     script = block(page, "python")
     assert len(script.splitlines()) <= MOST_LINES
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
