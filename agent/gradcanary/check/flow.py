@@ -12,8 +12,8 @@ from typing import Any
 
 from gradcanary.check.scopes import FUNCTIONS, Function, Scope, ScopeNode, Scopes
 
-MOST_LEVELS = 2
-"""Helpers of helpers are followed, and no further."""
+MOST_LEVELS = 4
+"""Of helpers that call helpers: what is deeper is not followed."""
 
 MOST_EVENTS = 50_000
 """Of one function with its helpers: what comes after is left out, and the flow is not complete."""

@@ -62,9 +62,6 @@ def kind_of(node: ast.expr | None, scope: Scope, scopes: Scopes) -> Kind | None:
 def _made_by(node: ast.expr, scopes: Scopes) -> str | None:
     if not isinstance(node, ast.Call):
         return None
-    if last_name(node.func) in ("prepare", "setup_optimizers", "prepare_optimizer", "prepare_scheduler") and node.args:
-        kind = kind_of(node.args[0], scopes.scope(node), scopes)
-        return kind.name if kind else None
     full = scopes.full_name(node.func) or ""
     return kind_of_class(full) if full else None
 

@@ -6,9 +6,9 @@ How a rule is written:
 - ``program.steps`` are the loops that train: ``backwards``, ``optimizer_steps``, ``clips``, ``clears``, all ``events``
   in order, ``before(event)``, ``after(event)``, ``period(event)`` for ``% K``, ``makers`` of a loss.
   ``program.flow(function)`` has the events of any function, ``program.nodes`` are the bare nodes of ``ast``.
-- ``program.full_name(node)`` is ``torch.nn.utils.clip_grad_norm_`` under any alias, ``program.scopes.values(node)`` what
-  a name may hold, ``program.kind(node, scope)`` an optimizer, a schedule or a scaler. ``program.words`` are all names of
-  the file: evidence that something is nowhere in it.
+- ``program.full_name(node)`` is ``torch.nn.utils.clip_grad_norm_`` under any alias, ``program.scopes.values(node)`` are
+  what a name may hold, ``program.kind(node, scope)`` is an optimizer, a schedule or a scaler. ``program.words`` are all
+  names of the file: evidence that something is nowhere in it.
 - Yield only what the file proves. What is passed in from elsewhere, dynamic, or only likely is no finding.
 """
 

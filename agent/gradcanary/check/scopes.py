@@ -16,8 +16,8 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 ScopeNode: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-PAIRED_CALLS = frozenset({"prepare", "setup"})
-"""``a, b = accelerator.prepare(a, b)`` returns its arguments, wrapped, in their order."""
+PAIRED_CALLS = frozenset({"prepare", "setup", "setup_optimizers", "prepare_optimizer", "prepare_scheduler"})
+"""Of an Accelerator or Fabric: ``a, b = accelerator.prepare(a, b)`` returns its arguments, wrapped, in their order."""
 
 MOST_VALUES = 64
 """A name that may hold more is not followed."""
@@ -155,6 +155,8 @@ class Scopes:
                 self._follow(each, scope, values, seen)
         elif isinstance(node, ast.NamedExpr):
             self._follow(node.value, scope, values, seen)
+        elif isinstance(node, ast.Call) and (given := _paired(node, 1)) and given[0] is not None:
+            self._follow(given[0], scope, values, seen)
         elif isinstance(node, ast.Name):
             self._follow_name(node, scope, values, seen)
         elif is_self(node) and isinstance(node, ast.Attribute) and scope.owner is not None:

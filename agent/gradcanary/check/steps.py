@@ -224,11 +224,11 @@ def as_optimizer_step(event: Event, scopes: Scopes) -> OptimizerStep | None:
 
 
 def clears_gradients(node: ast.AST) -> bool:
-    """Return True for a call or statement that clears gradients."""
+    """Return True for a call that clears gradients, and for any statement that replaces one."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name = node.func.attr
         return name == "zero_grad" or (name in ("zero_", "fill_", "_foreach_zero_") and _names_gradient(node))
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return any(isinstance(target, ast.Attribute) and target.attr == "grad" for target in targets)
     return isinstance(node, ast.Delete) and any(last_name(target) == "grad" for target in node.targets)

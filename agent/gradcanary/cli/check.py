@@ -65,7 +65,7 @@ def _check_paths(paths: Iterable[Path], rules: Sequence[Rule], form: str) -> int
 
     found, sources, failed, files = [], {}, False, 0
     for path in _files(paths):
-        shown = str(path)
+        shown = _shown(path)
         try:
             content = sys.stdin.buffer.read() if shown == STDIN else path.read_bytes()
         except OSError as error:
@@ -82,6 +82,14 @@ def _check_paths(paths: Iterable[Path], rules: Sequence[Rule], form: str) -> int
         if text:
             console.print_unwrapped(text)
     return 2 if failed else int(bool(found))
+
+
+def _shown(path: Path) -> str:
+    """Return the path as seen from the working folder, where it lies below it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd())) if path.is_absolute() else str(path)
+    except ValueError:
+        return str(path)
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

@@ -124,7 +124,7 @@ def find_scheduler_per_micro_step(program: Program) -> Iterator[Found]:
                 continue
             if step.period(event) or _conditions(event, step) or step.inner_loops(event):
                 continue
-            if _is_counted_in_passes(event, period, program):
+            if _is_counted_in_passes(event, step, period, program):
                 continue
             count = ast.unparse(period.count)
             texts = {"step": ast.unparse(step.optimizer_steps[0].event.node), "schedule": ast.unparse(event.node)}
@@ -134,8 +134,10 @@ def find_scheduler_per_micro_step(program: Program) -> Iterator[Found]:
 
 
 def _is_schedule_step(event: Event, program: Program) -> bool:
-    is_step = event.method == "step" and event.call is not None and not event.call.args and not event.call.keywords
-    return is_step and program.is_kind(event.receiver, event.scope, SCHEDULER)
+    if event.method != "step" or event.call is None or event.call.args or event.call.keywords:
+        return False
+    kind = program.kind(event.receiver, event.scope)
+    return kind is not None and kind.name == SCHEDULER and kind.is_made_here
 
 
 def _conditions(event: Event, step: TrainingStep) -> bool:
@@ -143,20 +145,31 @@ def _conditions(event: Event, step: TrainingStep) -> bool:
     return any(step.holds(guard) for guard in event.guards)
 
 
-def _is_counted_in_passes(event: Event, period: Period, program: Program) -> bool:
-    """Return True if the schedule's length is written as a number of passes: ``len(loader)`` that nothing divides."""
+def _is_counted_in_passes(event: Event, step: TrainingStep, period: Period, program: Program) -> bool:
+    """Return True if the schedule's length is a number of passes: ``len(loader)`` or the loop's own, undivided."""
     if event.receiver is None:
         return True
     made = [each.node for each in program.scopes.values(event.receiver, event.scope).found]
     nodes = [node for each in made for node in ast.walk(each)]
     names = [node for node in nodes if isinstance(node, (ast.Name, ast.Attribute))]
     nodes += [node for each in names for value in program.scopes.values(each).found for node in ast.walk(value.node)]
+    texts = {ast.dump(node) for node in nodes}
+    bounds = _bounds(step) - {ast.dump(period.count)}
     has_length = any(isinstance(node, ast.Call) and last_name(node.func) == "len" for node in nodes)
-    return has_length and not any(ast.dump(node) == ast.dump(period.count) for node in nodes)
+    return (has_length or bool(bounds & texts)) and ast.dump(period.count) not in texts
+
+
+def _bounds(step: TrainingStep) -> set[str]:
+    """Return what the length of the loop is written with: ``max_steps`` of ``range(max_steps)``."""
+    length = getattr(step.loop, "iter", None) or getattr(step.loop, "test", None)
+    nodes = [] if length is None else ast.walk(length)
+    return {ast.dump(each) for each in nodes if isinstance(each, (ast.Name, ast.Attribute, ast.Constant))}
 
 
 def find_never_cleared(program: Program) -> Iterator[Found]:
     """Yield optimizer's steps of loops in which nothing clears gradients, where the file shows all of the loop."""
+    if not program.steps or _has_alias_of_zero_grad(program):
+        return
     clearing = {
         node.name
         for node in program.nodes
@@ -164,15 +177,35 @@ def find_never_cleared(program: Program) -> Iterator[Found]:
     }
     reported = set()
     for step in program.steps:
-        if step.loop is None or not step.is_complete or step.clears or _may_clear(step, clearing, program):
+        if not _is_repeated(step) or not step.is_complete or step.clears or _may_clear(step, clearing, program):
             continue
         if any(each.how == FRAMEWORK for each in step.backwards):
             continue
         first = step.optimizer_steps[0]
-        if first.event.node not in reported and _is_known(first, program) and first.optimizer is not None:
+        if first.optimizer is None or _is_made_in(step, first) or first.event.node in reported:
+            continue
+        if _is_known(first, program):
             reported.add(first.event.node)
             fix = _FIX_CLEAR.format(optimizer=ast.unparse(first.optimizer))
             yield Found(first.event.node, "gradients are never cleared in this loop", _WHY_CLEARED, fix)
+
+
+def _has_alias_of_zero_grad(program: Program) -> bool:
+    """Return True if zero_grad is mentioned without being called."""
+    mentions = sum(isinstance(node, ast.Attribute) and node.attr == "zero_grad" for node in program.nodes)
+    calls = sum(isinstance(node, ast.Call) and last_name(node.func) == "zero_grad" for node in program.nodes)
+    return mentions > calls
+
+
+def _is_repeated(step: TrainingStep) -> bool:
+    """Return True for a loop that does not certainly end in its first pass."""
+    body = getattr(step.loop, "body", ())
+    return bool(body) and not any(isinstance(each, (ast.Break, ast.Return)) for each in body)
+
+
+def _is_made_in(step: TrainingStep, made: OptimizerStep) -> bool:
+    """Return True if each pass makes an optimizer of its own, so usually a model, too."""
+    return bool(step.makers(made.optimizer, made.event))
 
 
 def _is_known(step: OptimizerStep, program: Program) -> bool:
@@ -189,6 +222,8 @@ def _may_clear(step: TrainingStep, clearing: set[str], program: Program) -> bool
             continue
         name = last_name(event.call.func)
         if name in clearing or _CLEARS_ELSEWHERE.match(name):
+            return True
+        if any(isinstance(each, ast.Lambda) for each in event.call.args):
             return True
         if program.scopes.function(event.call.func, event.scope) is not None or _HARMLESS.fullmatch(name):
             continue

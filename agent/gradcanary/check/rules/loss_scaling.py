@@ -11,7 +11,8 @@ from gradcanary.check.findings import Found, Rule
 from gradcanary.check.flow import Event, Guard
 from gradcanary.check.kinds import OPTIMIZER
 from gradcanary.check.program import Program
-from gradcanary.check.steps import PLAIN, SCALED, Backward, OptimizerStep, TrainingStep
+from gradcanary.check.scopes import last_name
+from gradcanary.check.steps import CLIPS, PLAIN, SCALED, Backward, OptimizerStep, TrainingStep
 
 SCALES_ELSEWHERE = re.compile(
     r"scaler|loss_?scal|scal(e|ing)_?(loss|factor)|grad_?scal|scaled_?loss|accelerator|fabric|deepspeed|lightning"
@@ -99,7 +100,8 @@ def _is_from_two(value: object) -> bool:
 
 def _float16_weights(step: TrainingStep, program: Program) -> Iterator[Found]:
     """Yield casts of a whole model to float16 whose parameters an optimizer of this step holds."""
-    if program.words & {"float", "float32", "requires_grad", "requires_grad_", "get_peft_model", "autocast"}:
+    kept = {"float", "float32", "requires_grad", "requires_grad_", "autocast"}
+    if any(isinstance(node, ast.Attribute) and node.attr in kept for node in program.nodes):
         return  # some of it may be float32, or frozen
     for each in step.optimizer_steps:
         for made in program.scopes.values(each.optimizer, each.event.scope).found if each.optimizer else ():
@@ -177,7 +179,7 @@ def _scaled_step_of(clip: Event, step: TrainingStep, program: Program) -> Optimi
     scaled = [each for each in step.backwards if each.event in before and each.how == SCALED]
     steps = [each for each in step.optimizer_steps if each.event in after and each.scaler is not None]
     others = [each for each in step.backwards if each.event in before and each.how != SCALED]
-    if not scaled or not steps or others or any(each.method == "unscale_" for each in before):
+    if not scaled or not steps or others or any(_may_unscale(each, steps[0], program) for each in before):
         return None
     if not all(_happens_with(clip, each.event) for each in (scaled[-1], steps[0])):
         return None
@@ -186,6 +188,19 @@ def _scaled_step_of(clip: Event, step: TrainingStep, program: Program) -> Optimi
         return None
     is_known = program.is_kind(steps[0].optimizer, steps[0].event.scope, OPTIMIZER)
     return steps[0] if is_known else None
+
+
+def _may_unscale(event: Event, step: OptimizerStep, program: Program) -> bool:
+    """Return True for ``unscale_``, and for a call of something unknown that is given the scaler or the optimizer."""
+    if event.call is None:
+        return False
+    name = last_name(event.call.func)
+    if "unscale" in name or name in ("step", "update", "zero_grad", "scale"):
+        return "unscale" in name
+    if program.scopes.function(event.call.func, event.scope) or (program.full_name(event.call.func) or "") in CLIPS:
+        return False
+    held = {_text(step.scaler), _text(step.optimizer)}
+    return any(_text(each) in held for each in (*event.call.args, *(given.value for given in event.call.keywords)))
 
 
 def _happens_with(clip: Event, other: Event) -> bool:
