@@ -11,7 +11,7 @@ from gradcanary.check.flow import Event
 from gradcanary.check.kinds import OPTIMIZER, SCHEDULER
 from gradcanary.check.program import Program
 from gradcanary.check.rules.losses import may_be_divided
-from gradcanary.check.scopes import FUNCTIONS, is_self, last_name
+from gradcanary.check.scopes import FUNCTIONS, last_name
 from gradcanary.check.steps import FRAMEWORK, OptimizerStep, Period, TrainingStep, clears_gradients
 
 _WHY_SUM = (
@@ -231,10 +231,19 @@ def _may_clear(step: TrainingStep, clearing: set[str], program: Program) -> bool
             continue
         given = (*event.call.args, *(each.value for each in event.call.keywords))
         is_handed = any(last_name(each) in held for each in given)
-        is_of_self = is_self(event.call.func) or ast.unparse(event.call.func).startswith("super()")
-        if name != "step" and (is_handed or is_of_self):
+        if name != "step" and (is_handed or _is_inherited(event)):
             return True
     return False
+
+
+def _is_inherited(event: Event) -> bool:
+    """Return True for a method of ``self`` that the class does not hold, and for ``super()``."""
+    owner, method = event.scope.owner, event.method
+    if event.receiver is None or owner is None:
+        return False
+    if isinstance(event.receiver, ast.Call):
+        return last_name(event.receiver.func) == "super"
+    return last_name(event.receiver) == "self" and f"self.{method}" not in owner.bindings
 
 
 def _held_names(step: TrainingStep) -> set[str]:

@@ -95,7 +95,8 @@ class _Reader:
         seen |= {(scope, "")}
         returned = [each.value for each in ast.walk(helper) if isinstance(each, ast.Return) and each.value is not None]
         parts = [part for each in returned for part in (each.elts if isinstance(each, ast.Tuple) else [each])]
-        return not parts or any(self.is_scaled(part, scope, seen) for part in parts)
+        tensors = [part for part in parts if not isinstance(part, (ast.Constant, ast.Dict))]
+        return not tensors or any(self.is_scaled(part, scope, seen) for part in tensors)
 
 
 def _targets(node: ast.AST) -> set[str]:
