@@ -117,9 +117,8 @@ def page_table(found: Iterable[Page], names: Mapping[str, Sequence[str]]) -> str
 
 def page_text(page: Page) -> str:
     """Return title, summary, what to do, and where the page is."""
-    return "\n".join(
-        [page.title, "", page.summary, "", f"{_FIX}:", page.fix, "", f"Page: {page.path} (or add --page)"],
-    )
+    fix = [f"  {line}" for line in page.fix.splitlines()]
+    return "\n".join([page.title, "", page.summary, "", f"{_FIX}:", *fix, "", f"Page: {page.path} (or add --page)"])
 
 
 def _refusal(name: str, names: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ def test_a_page_a_rule_and_a_check_print_the_page(name: str, capsys: pytest.Capt
     assert cli.main(["explain", name]) == 0
     printed = capsys.readouterr().out
     page = PAGES["clipping"]
-    assert printed.startswith(f"Clipping and unscaling\n\n{page.summary}\n\nWhat to do:\n- torch: scaler.unscale_(")
+    assert printed.startswith(f"Clipping and unscaling\n\n{page.summary}\n\nWhat to do:\n  - torch: scaler.unscale_(")
     assert printed.endswith(f"\n\nPage: {page.path} (or add --page)\n")
     assert page.path.exists()
 
