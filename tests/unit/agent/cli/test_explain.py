@@ -90,6 +90,5 @@ def test_an_unknown_name_says_what_is_close(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_incident_names_the_page_of_its_rule() -> None:
-    text = incident_text(full(rule="collapse", url="http://collector/incidents/31"))
-    assert text.endswith("\n\nhttp://collector/incidents/31\nAbout this: gradcanary explain collapse")
+    assert "\nAbout this: gradcanary explain collapse\n" in incident_text(full(rule="collapse"))
     assert "explain" not in incident_text(full(rule="silent"))
