@@ -56,6 +56,7 @@ class Found:
 class Rule:
     """A mistake: its code, severity (information, warning or critical), page of ``gradcanary explain``, and function.
 
+    ``page`` is empty where there is none.
     ``find`` reads a program and yields what is certainly wrong. Where the file does not hold all of the evidence it
     yields nothing: a false finding is worse than a missing one.
     """

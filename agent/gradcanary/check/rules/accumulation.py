@@ -50,7 +50,7 @@ _HARMLESS = re.compile(
 def find_loss_not_divided(program: Program) -> Iterator[Found]:
     """Yield backward passes that add up to a step every ``% K`` passes, of losses that nothing divides."""
     for step in program.steps:
-        period = _accumulation(step)
+        period = accumulation_of(step)
         if period is None or _divides_elsewhere(period.count, step, program):
             continue
         for backward in step.backwards:
@@ -61,7 +61,7 @@ def find_loss_not_divided(program: Program) -> Iterator[Found]:
                 yield Found(backward.event.node, message, _WHY_SUM.format(count=count), fix)
 
 
-def _accumulation(step: TrainingStep) -> Period | None:
+def accumulation_of(step: TrainingStep) -> Period | None:
     """Return the condition of the optimizer's step, if backward passes certainly add up between two steps.
 
     So every optimizer's step and all that clears gradients has a condition, and no backward pass has one.
@@ -118,7 +118,7 @@ def find_scheduler_per_micro_step(program: Program) -> Iterator[Found]:
     if program.words & {"Accelerator", "accelerator", "Fabric", "deepspeed"}:
         return  # a prepared schedule steps with its optimizer by itself
     for step in program.steps:
-        period = _accumulation(step)
+        period = accumulation_of(step)
         for event in step.events if period is not None else ():
             if not _is_schedule_step(event, program) or period is None or event.receiver is None:
                 continue

@@ -24,7 +24,7 @@ for x in loader:
     ],
 )
 def test_a_backward_pass_inside_autocast(context: str) -> None:
-    assert found(INSIDE.format(context=context)) == [(7, "backward_in_autocast")]
+    assert found(INSIDE.format(context=context), "backward_in_autocast") == [(7, "backward_in_autocast")]
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_quiet_where_it_is_off_or_not_known(context: str) -> None:
 
 def test_quiet_after_the_block_and_where_an_inner_one_switches_it_off() -> None:
     text = INSIDE.format(context="torch.autocast('cuda', torch.bfloat16)")
-    assert found(text.replace("        loss.backward()", "    loss.backward()")) == []
+    assert found(text.replace("        loss.backward()", "    loss.backward()"), "backward_in_autocast") == []
     off = "        with torch.autocast('cuda', enabled=False): loss.backward()"
-    assert found(text.replace("        loss.backward()", off)) == []
+    assert found(text.replace("        loss.backward()", off), "backward_in_autocast") == []
 
 
 def test_a_helper_that_is_called_inside_is_found_once() -> None:

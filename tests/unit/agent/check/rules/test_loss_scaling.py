@@ -53,7 +53,7 @@ def test_other_spellings_of_float16(context: str) -> None:
     ],
 )
 def test_quiet_where_float16_is_not_certain_or_has_no_gradient(context: str) -> None:
-    assert found(AUTOCAST.replace('torch.autocast("cuda")', context)) == []
+    assert found(AUTOCAST.replace('torch.autocast("cuda")', context), FP16) == []
 
 
 @pytest.mark.parametrize(
