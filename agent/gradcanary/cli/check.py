@@ -26,7 +26,8 @@ def add_command(commands: Commands) -> None:
     text = "find mistakes of mixed precision and accumulation in source, which is not run; status 1 if there are any"
     command = commands.add_parser("check", help=text, description=text)
     command.add_argument("paths", nargs="*", type=Path, metavar="FILE|FOLDER", help="'-' reads from stdin")
-    command.add_argument("--output-format", choices=FORMATS, default="full", help="default: %(default)s")
+    formats = f"{', '.join(FORMATS)}; default: %(default)s"
+    command.add_argument("--output-format", choices=FORMATS, default="full", metavar="FORMAT", help=formats)
     command.add_argument("--select", type=_codes, metavar="CODES", help="only these, separated by commas")
     command.add_argument("--ignore", type=_codes, default=(), metavar="CODES", help="all but these")
     command.add_argument("--list", action="store_true", help="list all codes, and check nothing")

@@ -256,7 +256,7 @@ def _held_names(step: TrainingStep) -> set[str]:
 LOSS_NOT_DIVIDED = Rule(
     "loss_not_divided",
     "warning",
-    "swamping",
+    "clipping",
     "gradients of K micro-steps are summed, and the loss is not divided by K",
     find_loss_not_divided,
 )
@@ -270,7 +270,7 @@ SCHEDULER_PER_MICRO_STEP = Rule(
 NEVER_CLEARED = Rule(
     "never_cleared",
     "critical",
-    "swamping",
+    "",
     "a loop steps an optimizer and never clears its gradients",
     find_never_cleared,
 )

@@ -235,7 +235,7 @@ def _is_disabled(scaler: ast.expr, event: Event, program: Program) -> bool:
 FP16_WITHOUT_SCALER = Rule(
     "fp16_without_scaler",
     "critical",
-    "fp16_range",
+    "grad_scaler",
     "float16 autocast, or float16 weights, and no GradScaler: small gradients become zero",
     find_fp16_without_scaler,
 )
