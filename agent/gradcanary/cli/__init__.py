@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcanary import __version__
-from gradcanary.cli import attach, check, console, doctor, endpoints, explain, incidents, run, runs, serve
+from gradcanary.cli import attach, check, console, doctor, endpoints, explain, incidents, run, runs, sanity, serve
 from gradcanary.cli.console import UsageError
 from gradcanary.settings import Settings
 from gradcanary.training_config import FILE, TrainingConfig
@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_up(commands)
     serve.add_token(commands)
     run.add_command(commands)
+    sanity.add_command(commands)
     attach.add_commands(commands)
     serve.add_demo(commands)
     doctor.add_command(commands)

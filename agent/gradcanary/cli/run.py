@@ -69,8 +69,14 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of gradcanary and, for ``run``, the command to start, whose options are its own."""
+    """Return the arguments of gradcanary and, for ``run`` and ``sanity``, the command to start, or its end.
+
+    Options of the command are its own. For ``sanity`` they follow after ``--``.
+    """
     arguments = list(argv)
+    if arguments[:1] == ["sanity"] and "--" in arguments:
+        end = arguments.index("--")
+        return arguments[:end], arguments[end + 1 :]
     if arguments[:1] != ["run"]:
         return arguments, []
     end = 1
@@ -114,7 +120,7 @@ def resolve_program(command: Sequence[str]) -> list[str]:
 
 _ENCODED = {
     *("WATCH", "URL", "RUN", "LAUNCH", "EVERY", "BUDGET", "INCLUDE", "EXCLUDE", "ABSMAX_BELOW", "NORM_BELOW", "STEP"),
-    *("COLLAPSE_BELOW", "CRASH_MESSAGE", "SPOOL", "CA_FILE", "ENVIRONMENT"),
+    *("COLLAPSE_BELOW", "CRASH_MESSAGE", "SPOOL", "CA_FILE", "ENVIRONMENT", "STOP_AFTER"),
 }
 
 

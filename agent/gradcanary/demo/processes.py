@@ -39,13 +39,14 @@ def direct_opener(tls: ssl.SSLContext | None = None) -> urllib.request.OpenerDir
 
 
 def reader(url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Callable[[str], Any]:
-    """Return a function that reads a path of a collector's API; it raises OSError."""
+    """Return a function that reads a path of a collector's API, JSON or CSV; it raises OSError."""
     opener = direct_opener(tls)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
     def read(path: str) -> Any:  # noqa: ANN401 -- JSON
         with opener.open(urllib.request.Request(f"{url}/api/v1{path}", headers=headers), timeout=30) as answer:  # noqa: S310 -- http or https, checked
-            return json.load(answer)
+            is_json = answer.headers.get_content_type() == "application/json"
+            return json.load(answer) if is_json else answer.read().decode()
 
     return read
 
@@ -116,10 +117,11 @@ def _environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 class Collector(Process):
-    """``gradcanary up`` with a webhook, ready to be used; raises NotListeningError."""
+    """``gradcanary up``, if there is one with a webhook, ready to be used; raises NotListeningError."""
 
-    def __init__(self, folder: Path, port: int, webhook: str, secret: str) -> None:
-        arguments = ["up", "--port", str(port), "--data", str(folder), "--webhook", webhook]
+    def __init__(self, folder: Path, port: int, webhook: str | None = None, secret: str = "") -> None:
+        arguments = ["up", "--port", str(port), "--data", str(folder)]
+        arguments += [] if webhook is None else ["--webhook", webhook]
         super().__init__("gradcanary.cli", arguments, {"GRADCANARY_WEBHOOK_SECRET": secret}, subprocess.PIPE)
         self.url = ""
         try:

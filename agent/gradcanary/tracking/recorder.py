@@ -5,6 +5,8 @@ The main optimizer is the one that holds most elements. Windows of others are re
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -39,6 +41,9 @@ Optimizer = torch.optim.Optimizer
 PASSES_WITHOUT_STEP = 64
 """Backward passes after which a loop without an optimizer is reported: more than most windows have."""
 
+STOP_AFTER = "GRADCANARY_STOP_AFTER"
+"""A variable of ``gradcanary sanity``: the windows after which the process ends as by Ctrl-C."""
+
 OWN_LOSSES = 20
 """Samples in a row of another optimizer from passes of its own; fewer are a part that is warmed up alone."""
 
@@ -58,6 +63,7 @@ class Recorder:
         self.leave_fast_path: Callable[[], object] = lambda: None
         self.awaits_optimizer: Callable[[], bool] = lambda: False
         self.first_step: FirstStep | None = None
+        self._stop_after = int(os.environ.get(STOP_AFTER) or 0)
         self.meter = Meter(settings.every, settings.budget)
         self.clock = StepClock(self.meter)
         self._passes_without_step = 0
@@ -318,10 +324,18 @@ class Recorder:
         )
         if tracker is self.leading and not is_foreign:
             self.close_window(tracker)
+            self._stop_if_due()
         else:
             tracker.renew_window(
                 was_sampled=tracker.window.state is STEPPED and tracker.is_sampled, is_foreign=is_foreign
             )
+
+    def _stop_if_due(self) -> None:
+        """End the process as Ctrl-C does, once, if ``gradcanary sanity`` has all the steps that it wants."""
+        first = self.clock.first_step
+        if self._stop_after and first is not None and self.clock.step - first >= self._stop_after:
+            self._stop_after = 0
+            signal.raise_signal(signal.SIGINT)
 
     def _look_for_callback(self) -> None:
         """Do without callbacks if none came in two windows. A pass that raises has none, so one is not enough."""
