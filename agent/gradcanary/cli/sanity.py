@@ -16,9 +16,16 @@ from gradcanary.cli.console import UsageError
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
+    from gradcanary.sanity.report import Report
     from gradcanary.sanity.runner import Source
+    from gradcanary.sanity.ways import Kind
 
 STEPS = 200
+
+KINDS: tuple[Kind, ...] = ("compare", "accumulate", "checkpointing", "stress")
+
+WITHOUT_AND_WITH = "0,1"
+"""What ``--checkpointing`` means without a value."""
 
 USAGE = """\
 gradcanary sanity [--steps N] [--json] [--verbose] [--url URL] SCRIPT.py [-- ARGUMENTS ...]
@@ -45,7 +52,25 @@ def add_command(commands: Commands) -> None:
     command.add_argument("--verbose", action="store_true", help="show the output of the training on stderr")
     text = "send it to a running collector, whose page shows it, instead of an own one that leaves nothing"
     command.add_argument("--url", help=text)
+    _add_ways(command)
     command.set_defaults(run=_run)
+
+
+def _add_ways(command: argparse.ArgumentParser) -> None:
+    """Add the options that run the training in several ways; their names are those of ``sanity.ways``."""
+    text = "one of these, each for a script that takes what differs where its arguments have braces: docs/sanity.md"
+    group = command.add_argument_group("several ways of the training, side by side", text)
+    ways = group.add_mutually_exclusive_group()
+    text = "the same in several dtypes, which the script takes at {precision}: fp32,bf16,fp16"
+    ways.add_argument("--compare", metavar="A,B,...", help=text)
+    text = "numbers of micro-steps, at {accumulate}: 1,4,16"
+    ways.add_argument("--accumulate", metavar="K,K,...", help=text)
+    text = "without and with activation checkpointing, 0 and 1 at {checkpointing}; or =off=,on=--some-flag"
+    ways.add_argument("--checkpointing", nargs="?", const=WITHOUT_AND_WITH, metavar="A,B", help=text)
+    text = "values of an argument, at {NAME}: the first step at which gradients leave the range"
+    ways.add_argument("--stress", metavar="NAME=V,V,...", help=text)
+    text = "examples of a step: with --accumulate, the script takes N divided by the micro-steps at {batch}"
+    group.add_argument("--effective-batch", type=_steps, metavar="N", help=text)
 
 
 def _steps(text: str) -> int:
@@ -55,16 +80,20 @@ def _steps(text: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from gradcanary.sanity.page import page
-    from gradcanary.sanity.runner import run_watched
-
+    kind = next((each for each in KINDS if getattr(arguments, each) is not None), None)
+    if arguments.effective_batch is not None and kind != "accumulate":
+        raise UsageError("gradcanary sanity: --effective-batch belongs to --accumulate")
     try:
-        program = run.resolve_program(command_of(arguments))
-        with collector(arguments.url) as source:
-            environ = training_environment(program, source)
-            report = run_watched(program, arguments.steps, source, environ=environ, verbose=arguments.verbose)
+        return _run_once(arguments) if kind is None else _run_ways(arguments, kind)
     except (run.LaunchError, ValueError) as error:
         raise UsageError(f"gradcanary sanity: {error}") from error
+
+
+def _run_once(arguments: argparse.Namespace) -> int:
+    from gradcanary.sanity.page import page
+
+    with collector(arguments.url) as source:
+        report = _run_watched(command_of(arguments), arguments, source)
     if arguments.json:
         console.print_json(report.as_json())
     else:
@@ -72,6 +101,34 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.url:
             console.print_unwrapped(f"{source.url}/runs/{report.run}")
     return 0 if report.is_healthy else 1
+
+
+def _run_ways(arguments: argparse.Namespace, kind: Kind) -> int:
+    """Run the ways of an option one after another, so that none takes time from another."""
+    from gradcanary.sanity.ways import plan
+    from gradcanary.sanity.ways_page import page
+    from gradcanary.sanity.ways_report import judge_ways
+
+    experiment = plan(kind, getattr(arguments, kind), command_of(arguments), effective_batch=arguments.effective_batch)
+    reports = []
+    with collector(arguments.url) as source:
+        for way in experiment.ways:
+            console.print_error(f"gradcanary sanity: {experiment.placeholder} {way.name} ...")
+            reports.append(_run_watched(way.command, arguments, source))
+    report = judge_ways(experiment, reports)
+    if arguments.json:
+        console.print_json(report.as_json())
+    else:
+        console.print_unwrapped(page(report, terminal.width()))
+    return 0 if report.is_healthy else 1
+
+
+def _run_watched(command: Sequence[str], arguments: argparse.Namespace, source: Source) -> Report:
+    from gradcanary.sanity.runner import run_watched
+
+    program = run.resolve_program(command)
+    environ = training_environment(program, source)
+    return run_watched(program, arguments.steps, source, environ=environ, verbose=arguments.verbose)
 
 
 def training_environment(program: Sequence[str], source: Source) -> dict[str, str]:

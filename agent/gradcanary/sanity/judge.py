@@ -68,10 +68,12 @@ def judge(outcome: Outcome, found: Measurements) -> Report:
         absmax=_over_layers(found, "absmax", max),
         zeros=_over_layers(found, "zero_fraction", statistics.fmean),
         step_time_s=_step_time_s(found),
+        step_time_quartiles_s=_step_time_quartiles_s(found),
         agent_share=_last(found, "agent_share"),
-        peak_memory_bytes=_last(found, "peak_memory_bytes"),
+        peak_memory_bytes=_last(found, "peak_memory_bytes") or outcome.peak_bytes,
         first_nonfinite_step=min((step for step, _ in _nonfinite(found)), default=None),
         first_incident_step=min(fired, default=None),
+        sums_lost=max((value for _, value in _over_layers(found, "accumulation_error", max)), default=None),
     )
 
 
@@ -272,11 +274,11 @@ def _judge_cost(outcome: Outcome, found: Measurements) -> Iterable[Check]:
     if seconds is None:
         yield Check("time", "not seen", "no two steps in a row")
     else:
-        text = f"{_duration(seconds)} for a step (median after the first {FIRST_STEPS})"
+        text = f"{duration(seconds)} for a step (median after the first {FIRST_STEPS})"
         text += "" if share is None else f"; gradcanary took {percent(share)} of the time, as it sampled each step"
         yield Check("time", "ok", text)
     peak = _last(found, "peak_memory_bytes")
-    text = f"at most {_size_of(peak)} in the training" if peak else f"{_size_of(outcome.peak_bytes)} in the process"
+    text = f"at most {size_of(peak)} in the training" if peak else f"{size_of(outcome.peak_bytes)} in the process"
     yield Check("memory", "ok", text)
 
 
@@ -307,9 +309,22 @@ def _last(found: Measurements, name: str) -> float | None:
     return pairs[-1][1] if pairs else None
 
 
-def _step_time_s(found: Measurements) -> float | None:
+def _step_times_s(found: Measurements) -> list[float]:
     times = [value for _, value in finite(found.metrics.get("step_time_s", []))]
-    return statistics.median(times[FIRST_STEPS:] or times) if times else None
+    return times[FIRST_STEPS:] or times
+
+
+def _step_time_s(found: Measurements) -> float | None:
+    times = _step_times_s(found)
+    return statistics.median(times) if times else None
+
+
+def _step_time_quartiles_s(found: Measurements) -> tuple[float, float] | None:
+    times = _step_times_s(found)
+    if len(times) < 2:
+        return None
+    lower, _, upper = statistics.quantiles(times, n=4, method="inclusive")
+    return lower, upper
 
 
 def _named(names: Sequence[str], of: Sequence[str]) -> str:
@@ -318,9 +333,11 @@ def _named(names: Sequence[str], of: Sequence[str]) -> str:
     return f"{len(names):,} of {count(len(of), 'parameter')} ({shown})"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time with its unit: ``12.1 ms``, ``1.5 s``."""
     return f"{number(seconds * 1000)} ms" if seconds < 1 else f"{number(seconds)} s"
 
 
-def _size_of(value: float) -> str:
+def size_of(value: float) -> str:
+    """Return bytes as ``312 MiB`` or ``1.25 GiB``."""
     return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.2f} GiB"

@@ -12,7 +12,7 @@ from typing import Any
 Json = dict[str, Any]
 Pairs = list[tuple[int, float]]
 
-STATS = ("absmax", "zero_fraction", "update_ratio")
+STATS = ("absmax", "zero_fraction", "update_ratio", "accumulation_error")
 
 
 @dataclass(frozen=True)

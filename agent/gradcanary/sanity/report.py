@@ -28,6 +28,9 @@ class Check:
 class Report:
     """A training of some optimizer steps.
 
+    Half of the step times lie in ``step_time_quartiles_s``. ``sums_lost`` is the largest accumulation_error, None if
+    none was measured: nothing is summed in low precision, or the run is too short.
+
     ``step_time_s`` is the median without the first steps, ``agent_share`` gradcanary's part of the time,
     ``peak_memory_bytes`` the most that torch had allocated on a GPU, else the resident memory of the process. Each is
     None if it was not seen. ``losses``, ``absmax`` (the largest of all parameters) and ``zeros`` (the mean share of
@@ -48,10 +51,12 @@ class Report:
     absmax: tuple[tuple[int, float], ...] = ()
     zeros: tuple[tuple[int, float], ...] = ()
     step_time_s: float | None = None
+    step_time_quartiles_s: tuple[float, float] | None = None
     agent_share: float | None = None
     peak_memory_bytes: float | None = None
     first_nonfinite_step: int | None = None
     first_incident_step: int | None = None
+    sums_lost: float | None = None
 
     @property
     def is_healthy(self) -> bool:
