@@ -84,6 +84,7 @@ def test_the_collapse_of_one_category_is_one_message_that_names_it(
     status, said, _ = typed("incidents", 1, "--url", collector.url)
     assert status == 0
     assert name in said
+    assert "  metric  1/12 series  " in typed("incidents", "--url", collector.url)[1]
 
     status, said, _ = typed("test-rules", rules, "--run", "sdxl", "--url", collector.url)
     assert status == 1
