@@ -190,6 +190,8 @@ class Session:
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
+            if self.recorder.rank.rank == 0 and (found := summary.describe_incidents(self.sender.open_at_end)):
+                self.guard.print_once(f"{found}: {self._settings.url}/runs/{self._run}")
         self.guard.print_caught()
 
     def detach_late(self) -> None:

@@ -266,12 +266,13 @@ def hint_if_resolved(incident: Json) -> str:
 def layer_count(incident: Json) -> str:
     """Return ``18/300``: firing layers (those that ever fired, if it is over) of all in the run.
 
-    ``all`` for an incident of the whole run.
+    ``all`` for an incident of the whole run, ``1/12 series`` for one of a metric.
     """
     counts = incident["counts"]
     if not counts["ever"]:
         return "all"
-    return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}"
+    noun = " series" if incident["rule"] == "metric" else ""
+    return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}{noun}"
 
 
 def incident_text(incident: Json) -> str:
