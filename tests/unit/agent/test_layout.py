@@ -91,7 +91,9 @@ def test_imports_point_down() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("folder", ["hooks", "stats", "tracking", "export", "attach", "check", "cli", "demo", "doctor", "sanity"])
+@pytest.mark.parametrize(
+    "folder", ["hooks", "stats", "tracking", "export", "attach", "check", "cli", "demo", "doctor", "sanity"]
+)
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
     found = {

@@ -71,7 +71,11 @@ def test_time_is_told_and_fails_nothing(times: tuple[float, tuple[float, float]]
         ("compare", replace(scaled(1), losses=((0, math.nan), *LOSSES[1:])), "its loss is not finite at step 0"),
         ("stress", replace(HEALTHY, absmax=((0, 1.0), (1, 101.0))), "at step 1: the largest is 101"),
         ("stress", replace(HEALTHY, first_nonfinite_step=7), "at step 7: NaN or infinity"),
-        ("compare", replace(HEALTHY, checks=(Check("size", "not ok", "it fell", "Look."),)), "it fell. Do first: Look."),
+        (
+            "compare",
+            replace(HEALTHY, checks=(Check("size", "not ok", "it fell", "Look."),)),
+            "it fell. Do first: Look.",
+        ),
         (
             "compare",
             Report("run", ("train.py",), 9, 0, "failed", 1, output_tail=("RuntimeError: no Half", "")),
