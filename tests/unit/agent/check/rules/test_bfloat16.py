@@ -49,6 +49,12 @@ def test_quiet_where_it_is_chosen_or_asked(line: str) -> None:
     assert found(TRAINING.format(line=line), CODE) == []
 
 
+def test_quiet_where_the_file_asks_anywhere() -> None:
+    text = TRAINING.format(line="model.bfloat16()")
+    assert found(text + "assert torch.cuda.is_bf16_supported()\n", CODE) == []
+    assert found(text + "assert torch.cuda.is_available()\n", CODE) == [(4, CODE)]
+
+
 def test_quiet_without_a_training() -> None:
     text = TRAINING.format(line="model.to(device, torch.bfloat16)")
     assert found(text.replace(".backward()", ""), CODE) == []
