@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gradcanary.check.scopes import FUNCTIONS, Function, Scope, ScopeNode, Scopes
+from gradcanary.check.scopes import FUNCTIONS, Function, Scope, ScopeNode, Scopes, last_name
 
 MOST_LEVELS = 4
 """Of helpers that call helpers: what is deeper is not followed."""
@@ -169,8 +169,9 @@ class _Walker:
             self._enter(node, at)
 
     def _enter(self, call: ast.Call, at: Event) -> None:
-        """Put the function that is called in place, and functions that are given to the call, such as a closure."""
-        for callee in (call.func, *call.args, *(keyword.value for keyword in call.keywords)):
+        """Put the function that is called in place, and the closure that an optimizer's step is given."""
+        given = [*call.args, *(each.value for each in call.keywords)] if last_name(call.func) == "step" else []
+        for callee in (call.func, *given):
             function = self._scopes.function(callee, at.scope)
             if function is not None:
                 self._inline(function, at)

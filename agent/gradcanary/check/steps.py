@@ -263,8 +263,10 @@ def _count(test: ast.expr, holds: bool, scope: Scope, scopes: Scopes) -> ast.exp
 
 
 def _modulus(node: ast.expr) -> ast.expr | None:
-    """Return ``count`` of ``i % count``, None for another expression, text and a count of one."""
+    """Return ``count`` of ``i % count``, None for another expression, text, a count of one and one that is computed."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+        return None
+    if not isinstance(node.right, (ast.Name, ast.Attribute, ast.Subscript, ast.Constant)):
         return None
     if isinstance(node.left, ast.Constant) or (isinstance(node.right, ast.Constant) and node.right.value == 1):
         return None

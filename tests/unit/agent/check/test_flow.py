@@ -27,6 +27,7 @@ def test_arguments_come_before_their_call() -> None:
 def test_helpers_and_closures_are_put_in_place() -> None:
     assert calls("def f():\n    a()\n    g()\ndef g():\n    b()\nf()\nc()") == ["f()", "a()", "g()", "b()", "c()"]
     assert calls("def f():\n    a()\nx.step(f)") == ["x.step(f)", "a()"]
+    assert calls("def f():\n    a()\np.register_hook(f)") == ["p.register_hook(f)"]
 
 
 def test_recursion_and_depth_end() -> None:

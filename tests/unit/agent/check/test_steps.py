@@ -73,6 +73,7 @@ def test_a_loop_that_only_evaluates_is_no_step() -> None:
         ("if i % k:", None),
         ("if i % k != 0:", None),
         ("if i % 1 == 0:", None),
+        ("if i % len(x) == 0:", None),
         ("if is_update:", None),
         ("if '%d' % i == x:", None),
     ],
