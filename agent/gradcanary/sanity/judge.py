@@ -19,6 +19,12 @@ from gradcanary.wording import count, number, percent
 OBSERVATIONS = 50
 """Steps after which the rules judge: their grace, and what ``unused`` waits for."""
 
+CANCELLED = "cancelled"
+"""The cause of few gradients that are exactly zero: in a difference of two outputs, the last bias has none."""
+
+RUN_ENDED = re.compile(r" The run ended(?: at step [\d,]+)? without a recovery\.")
+"""Said of each incident, because the collector's run has ended: here it always has."""
+
 FIRST_STEPS = 5
 """Steps whose time is not typical: caches, kernels and memory are prepared."""
 
@@ -87,10 +93,15 @@ def ending_of(status: int, steps: int, asked: int) -> Ending:
 def _is_bad(incident: Json, found: Measurements) -> bool:
     """Return True if an incident is a fault here: also one without a message, and a parameter that is never used.
 
-    One that is like another with a gradient may be an expert that no token chose, or a part of a later stage.
+    One that is like another with a gradient may be an expert that no token chose, or a part of a later stage, and
+    gradients of some parameters cancel. Weights of low precision may stand still while others make the loss fall.
     """
+    if incident["rule"] == "frozen" and incident["severity"] == "warning":
+        return _loss(found).verdict != "ok"
     if incident["severity"] != "information" or incident["rule"] != "unused":
         return bool(incident["severity"] != "information")
+    if incident["likely_cause"]["code"] == CANCELLED:
+        return False
     had = {kind for name, kind in _kinds(found).items() if _had_gradient(found, name)}
     unused = [layer["name"] for layer in incident["layers"] if layer["layer"] is not None]
     return any(_kinds(found).get(name) not in had for name in unused)
@@ -110,11 +121,17 @@ def _check(code: str, found: Measurements, otherwise: Callable[[], tuple[Verdict
     of_check = [each for each in found.incidents if each["rule"] in RULES[code]]
     bad = [each for each in of_check if _is_bad(each, found)]
     if bad:
-        texts = [each["explanation"]["what"] for each in bad]
-        return Check(code, "not ok", " ".join(texts), _do_first(bad[0]))
+        return Check(code, "not ok", " ".join(map(_what, bad)), _do_first(bad[0]))
     verdict, text = otherwise()
-    notes = [each["explanation"]["what"] for each in of_check if each["rule"] != "unused"]
+    stood = [each for each in of_check if each["rule"] == "frozen"]
+    notes = [_what(each) for each in of_check if each["rule"] != "unused"]
+    if stood:
+        return Check(code, "not judged", ". ".join((text, *notes)), _do_first(stood[0]))
     return Check(code, verdict, ". ".join((text, *notes)))
+
+
+def _what(incident: Json) -> str:
+    return RUN_ENDED.sub("", incident["explanation"]["what"])
 
 
 def _do_first(incident: Json) -> str:
@@ -126,13 +143,13 @@ def _judge_run(outcome: Outcome, found: Measurements, ending: Ending) -> Check:
     crash = [each for each in found.incidents if each["rule"] == "crash"]
     if ending == "failed":
         text = f"the command ended with status {outcome.status} after {steps}"
-        text += "".join(f". {each['explanation']['what']}" for each in crash)
+        text += "".join(f". {_what(each)}" for each in crash)
         return Check("run", "not ok", text, _do_first(crash[0]) if crash else "Read the end of its output, below.")
     if not found.steps:
         no_step = next((each["text"] for each in found.facts if each["code"] == "no_step"), NO_STEP)
         return Check("run", "not ok", "the command ended, and made no optimizer step", no_step)
     if crash:
-        return Check("run", "not ok", crash[0]["explanation"]["what"], _do_first(crash[0]))
+        return Check("run", "not ok", _what(crash[0]), _do_first(crash[0]))
     if outcome.is_terminated:
         return Check("run", "ok", f"{steps}; it went on after the Ctrl-C of the last one, and was terminated")
     if ending == "stopped":
@@ -166,8 +183,15 @@ def _loss(found: Measurements) -> Check:
     return Check("loss", "ok", text)
 
 
+def _optimized(found: Measurements) -> list[str]:
+    """Return the parameters without those of no optimizer: they have gradients that are not measured."""
+    incidents = (each for each in found.incidents if each["rule"] == "not_optimized")
+    unheld = {layer["name"] for each in incidents for layer in each["layers"]}
+    return [layer["name"] for layer in found.layers if layer["name"] not in unheld]
+
+
 def _gradients(found: Measurements) -> Check:
-    names = [layer["name"] for layer in found.layers]
+    names = _optimized(found)
     never = [name for name in names if not _had_gradient(found, name)]
 
     def otherwise() -> tuple[Verdict, str]:
@@ -176,7 +200,7 @@ def _gradients(found: Measurements) -> Check:
         text = f"{_named(never, names)} had none in {count(found.steps, 'step')}"
         if len(never) == len(names):
             return "not ok", text
-        return "not judged", f"{text}: parameters like them had, or the run is too short to say more"
+        return "not judged", f"{text}: they may cancel, come later, or be like others that had one"
 
     return _check("gradients", found, otherwise)
 
@@ -197,7 +221,7 @@ def _updates(found: Measurements) -> Check:
     ratios = {
         name: [value for _, value in pairs] for name, pairs in found.stats.get("update_ratio", {}).items() if pairs
     }
-    names = [layer["name"] for layer in found.layers]
+    names = _optimized(found)
     still = [name for name, values in ratios.items() if not any(values)]
 
     def otherwise() -> tuple[Verdict, str]:

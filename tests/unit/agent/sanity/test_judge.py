@@ -37,10 +37,18 @@ def run(
     )
 
 
-def incident(rule: str, severity: str = "critical", *names: str, step: int | None = 40) -> Json:
-    parts = {"what": f"{rule} it is", "do_first": f"undo {rule}"}
+def incident(rule: str, severity: str = "critical", *names: str, step: int | None = 40, cause: str = "x") -> Json:
+    what = f"{rule} it is. The run ended at step 1,234 without a recovery."
+    parts = {"what": what, "do_first": f"undo {rule}"}
     layers = [{"layer": number, "name": name} for number, name in enumerate(names)]
-    return {"rule": rule, "severity": severity, "explanation": parts, "layers": layers, "opened_step": step}
+    return {
+        "rule": rule,
+        "severity": severity,
+        "explanation": parts,
+        "layers": layers,
+        "opened_step": step,
+        "likely_cause": {"code": cause},
+    }
 
 
 def check(report: Report, code: str) -> Check:
@@ -75,7 +83,7 @@ def test_a_healthy_run_is_ok_in_each_check() -> None:
 def test_what_a_rule_found_is_not_ok_with_what_to_do(rule: str, code: str) -> None:
     report = judge(outcome(), run(incidents=(incident(rule, "warning"),)))
     assert not report.is_healthy
-    assert check(report, code) == Check(code, "not ok", f"{rule} it is", f"undo {rule}")
+    assert check(report, code) == Check(code, "not ok", f"{rule} it is.", f"undo {rule}")
     assert report.first_incident_step == 40
 
 
@@ -90,9 +98,25 @@ def test_an_unused_parameter_is_a_fault_unless_it_is_like_one_that_is_used() -> 
     nothing: dict[str, Pairs] = {"head.w": [], "blocks.1.w": []}
     head = run(absmax={"head.w": []}, incidents=(incident("unused", "information", "head.w"),))
     assert check(judge(outcome(), head), "gradients").verdict == "not ok"
+    cancels = run(absmax={"head.w": []}, incidents=(incident("unused", "information", "head.w", cause="cancelled"),))
+    assert check(judge(outcome(), cancels), "gradients").verdict == "not judged"
     block = run(absmax={"blocks.1.w": []}, incidents=(incident("unused", "information", "blocks.1.w"),))
     assert check(judge(outcome(), block), "gradients").verdict == "not judged"
     assert check(judge(outcome(), run(absmax=nothing)), "gradients").text.startswith("2 of 3 parameters (blocks.1.w")
+
+
+@pytest.mark.parametrize(("losses", "verdict"), [([2 - step / 60 for step in range(60)], "not judged"), ([], "not ok")])
+def test_weights_that_stand_still_are_a_fault_unless_the_loss_falls(losses: list[float], verdict: str) -> None:
+    found = check(judge(outcome(), run(loss=losses, incidents=(incident("frozen", "warning"),))), "updates")
+    assert (found.verdict, found.do_first) == (verdict, "undo frozen")
+    stopped = run(loss=losses, incidents=(incident("frozen", "critical"),))
+    assert check(judge(outcome(), stopped), "updates").verdict == "not ok"
+
+
+def test_a_parameter_of_no_optimizer_is_not_said_to_have_no_gradient() -> None:
+    """It has one, which is not measured."""
+    report = judge(outcome(), run(absmax={"head.w": []}, incidents=(incident("not_optimized", "warning", "head.w"),)))
+    assert check(report, "gradients").text == "all 2 parameters of the optimizers had one"
 
 
 def test_no_gradient_at_all_is_not_ok() -> None:
