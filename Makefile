@@ -25,9 +25,10 @@ demo: $(VENV)/.product
 test: $(VENV)/.browser
 	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) -m '$(QUICK)' $(ARGS)
 
-# All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages.
+# All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages. In the order of the
+# folders: what waits for processes comes first, and short tests fill the processors at the end.
 test-all: $(VENV)/.browser
-	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) --no-loadscope-reorder $(ARGS)
 
 # No part of "test-all": it fails where there is no GPU.
 test-gpu: $(VENV)/.development

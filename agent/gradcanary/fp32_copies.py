@@ -61,7 +61,8 @@ def fp32_masters(optimizer: Optimizer, params: str | None = None) -> Fp32Masters
 
     Each of them gets a float32 copy. The step changes the copy, with float32 states and gradients; then the parameter
     is the copy, rounded once. What else writes to a weight is taken over. ``params`` chooses as in
-    :func:`gradcanary.fp32_accumulators`; with both, the step gets the float32 sums as they are. Parameters that the
+    :func:`gradcanary.fp32_accumulators`; with both, the step gets the float32 sums as they are. A GradScaler needs both
+    for float16 parameters: torch raises "Attempting to unscale FP16 gradients." otherwise. Parameters that the
     optimizer gets later are not included.
 
     ``optimizer.state_dict()`` has the copies and float32 states; ``load_state_dict()`` takes them back bit for bit.

@@ -190,7 +190,15 @@ class Session:
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
+            self._print_incidents(end)
         self.guard.print_caught()
+
+    def _print_incidents(self, end: wire.End) -> None:
+        """Print the incidents that are open as the training ends, on the first rank, as the summary."""
+        if self.sender is None or self.recorder.is_late or self.recorder.rank.rank > 0 or end.state == "detached":
+            return
+        if found := summary.describe_incidents(self.sender.open_at_end):
+            self.guard.print_once(f"{found}: {self._settings.url}/runs/{self._run}")
 
     def detach_late(self) -> None:
         """Detach in the training's thread after another thread has closed the session."""

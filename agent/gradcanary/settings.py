@@ -81,7 +81,7 @@ def read_value(read: Callable[[Any], Any], given: object, where: str) -> Any:  #
         return read(given)
     except (TypeError, ValueError) as error:
         shown = "not usable" if read is _token else repr(given)  # a token must not appear in a log
-        raise ValueError(f"{where} is {shown}: {error}") from error
+        raise ValueError(f"{where} is {shown}: {error}") from None  # its text is here: one traceback, not two
 
 
 def _url(given: str) -> str:
@@ -164,7 +164,9 @@ _METRICS = (
 
 def _metrics(given: Mapping[str, Mapping[str, Any]] | str) -> tuple[wire.MetricBound, ...]:
     bounds = json.loads(given) if isinstance(given, str) else given
-    is_named = isinstance(bounds, Mapping) and all(isinstance(keys, Mapping) for keys in bounds.values())
+    is_named = isinstance(bounds, Mapping) and all(
+        isinstance(name, str) and isinstance(keys, Mapping) for name, keys in bounds.items()
+    )
     if not is_named or len(bounds) > MAX_METRIC_BOUNDS:
         raise ValueError(_METRICS)
     return tuple(_metric_bound(name, keys) for name, keys in bounds.items())

@@ -5,12 +5,13 @@ The command line describes a summary where there may be no torch: what needs it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import wording
 
 if TYPE_CHECKING:
+    from gradcanary import wire
     from gradcanary.export.batches import StepRow
     from gradcanary.export.sender import Sender
     from gradcanary.tracking.recorder import Recorder
@@ -73,6 +74,12 @@ def describe_in_one_line(summary: Mapping[str, Any]) -> str:
     """Return the optimizer, the layers and the accumulation in one line."""
     layers = f"{wording.count(summary['layers'], 'parameter')} ({count_kinds(summary['dtypes'])})"
     return f"{summary['optimizer']}, {layers}, {describe_micro_steps(summary)}"
+
+
+def describe_incidents(incidents: Sequence[wire.Brief]) -> str:
+    """Return the incidents of warning and above that are open as a training ends; empty without any."""
+    found = [f"{each.rule} ({each.severity}, #{each.id})" for each in incidents if each.severity != "information"]
+    return f"{wording.count(len(found), 'incident')} open at the end, {', '.join(found)}" if found else ""
 
 
 def describe_micro_steps(summary: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from gradcanary.wording import count
 
 if TYPE_CHECKING:
     import torch
+    import yaml
     from torch import nn
 
     from gradcanary.api import Watch
@@ -39,6 +40,9 @@ LOW_SUM = (
 
 EXPONENT = re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 """A number that YAML 1.1 reads as a text."""
+
+OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
+"""A number that YAML 1.1 reads in base 8 or 60, and YAML 1.2 does not."""
 
 WORDS = ("float32", "bfloat16", "fp16", "bf16", "none", "auto")
 """Values that are written without quotes."""
@@ -177,7 +181,7 @@ class TrainingConfig:
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str] = FILE) -> TrainingConfig:
-        """Return the settings of a file; a key that it lacks has its default.
+        """Return the settings of a file; a key that it lacks has its default, a file without any is refused.
 
         Raises ValueError with line, key and what is allowed, FileNotFoundError, and ImportError without PyYAML.
         """
@@ -314,35 +318,59 @@ class _Mapping(dict[Any, Any]):
                 yield key, value, self.lines[key]
 
 
-def _read_yaml(path: str | os.PathLike[str]) -> _Mapping:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(f"PyYAML is needed to read {path}: pip install pyyaml") from error
+def _loader() -> type[yaml.SafeLoader]:
+    """Return a loader of mappings with line numbers that refuses what is read in more than one way."""
+    import yaml
 
     class Loader(yaml.SafeLoader):
-        """``1e-5`` is a number here; YAML 1.1 reads it as text."""
+        """``1e-5`` is a number here, which YAML 1.1 reads as a text, and a date is a text: it may name a run."""
+
+    def refuse(node: yaml.Node, problem: str, fix: str) -> yaml.MarkedYAMLError:
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark, note=fix)
 
     def mapping(loader: Loader, node: yaml.MappingNode) -> _Mapping:
         found = _Mapping()
         for key, value in node.value:
             name = loader.construct_object(key, deep=True)
-            if not isinstance(key, yaml.ScalarNode) or name in found:
-                words = "a key is a word, and is there once"
-                raise yaml.constructor.ConstructorError(None, None, words, key.start_mark)
+            if not isinstance(name, str):
+                written = key.value if isinstance(key, yaml.ScalarNode) else name
+                raise refuse(key, f"the key {written} is not a text", "put it in quotes")
+            if name in found:
+                raise refuse(key, f"the key {name!r} is also in line {found.lines[name]}", "delete one of them")
+            if value.tag.endswith((":int", ":float")) and OTHER_BASE.fullmatch(str(value.value)):
+                problem = f"{name} is {value.value}, which YAML 1.1 reads in base 8 or 60"
+                raise refuse(value, problem, "write a decimal number, or a text in quotes")
             found[name], found.lines[name] = loader.construct_object(value, deep=True), key.start_mark.line + 1
         return found
 
+    def text(loader: Loader, node: yaml.ScalarNode) -> str:
+        return loader.construct_scalar(node)
+
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", text)
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789."))
+    return Loader
+
+
+def _read_yaml(path: str | os.PathLike[str]) -> _Mapping:
     try:
-        found = yaml.load(Path(path).read_text("utf-8"), Loader)  # noqa: S506 -- a SafeLoader with line numbers
+        import yaml
+    except ImportError as error:
+        raise ImportError(f"PyYAML is needed to read {path}: pip install pyyaml") from error
+    try:
+        found = yaml.load(Path(path).read_text("utf-8"), _loader())  # noqa: S506 -- a SafeLoader with line numbers
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        fix = error.note or "a line is 'key: value', without a space before the key"
+        raise ValueError(f"{path}{line}: {error.problem}; {fix}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         words = str(error).replace("<unicode string>", str(path))
-        raise ValueError(f"{path} is not YAML: {words}") from error
+        raise ValueError(f"{path} is not YAML: {words}") from None
     if found is not None and not isinstance(found, _Mapping):
         raise ValueError(f"{path} is {found!r:.200}: it must have lines of 'key: value'")
-    return found or _Mapping()
+    if not found:
+        raise ValueError(f"{path} has no settings: 'gradcanary init {path} --force' writes all, with their defaults")
+    return found
 
 
 def _to_yaml(value: object) -> str:

@@ -33,6 +33,15 @@ def percent(share: float) -> str:
     return f"{value:.{0 if value == 0 or value >= 9.95 else 2 if value < 0.995 else 1}f} %"
 
 
+def format_bytes(size: int) -> str:
+    """Return bytes in the largest unit of which there is at least one: 72.8 GiB, 412 MiB."""
+    units = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+    power, name = next((each for each in units if size >= 2 ** each[0]), units[-1])
+    value = size / 2**power
+    decimals = max(3 - len(str(int(value))), 0) if power else 0
+    return f"{value:.{decimals}f} {name}"
+
+
 def count(items: int, noun: str, verb: tuple[str, str] | None = None) -> str:
     """Return ``1 layer``, ``1,200 layers``; with ``verb=("has", "have")`` also ``1 layer has``."""
     text = f"{items:,} {noun}" if items == 1 else f"{items:,} {noun}s"

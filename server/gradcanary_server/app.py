@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 
 import numpy.ma  # noqa: F401 -- np.unique imports it at its first call: 20 ms in the middle of a first answer
 from fastapi import FastAPI
@@ -67,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     """
     app = FastAPI(
         title="gradcanary",
+        version=version("gradcanary"),
         lifespan=_lifespan,
         responses=errors.DOCUMENTED,
         openapi_url=None,  # served by a route of ours, in a thread

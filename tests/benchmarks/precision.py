@@ -35,8 +35,6 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # torchao compiles;
 
 import torch
 from precision_page import (
-    CLAIMED_MEMORY,
-    CLAIMED_TIME,
     PAGE,
     Job,
     Memory,
@@ -315,10 +313,10 @@ def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least
     largest = max(plan.steps)
     again = [f"{at_most[name].peak / at_least[name].peak:.3f} ({name})" for name in at_most]
     return [
-        f"Of an article: float32 accumulators cost {CLAIMED_TIME} step time. Measured: "
+        "Float32 accumulators change the step time by "
         + ", ".join(f"{each} at K = {count:,}" for count, each in times.items())
         + f"; the plain way beside itself differs by up to {100 * noise:.1f} %.",
-        f"Of an article: float32 accumulators cost {CLAIMED_MEMORY} memory. Measured: "
+        "Float32 accumulators change the peak of memory by "
         + ", ".join(f"{each} ({what})" for what, each in peaks.items())
         + ".",
         f"The peak at K = {largest:,} is that at K = 8 times {' and '.join(again)}.",

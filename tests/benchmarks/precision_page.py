@@ -11,10 +11,6 @@ from gradcanary.wording import percent
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 BEGIN, END = "<!-- measured: python tests/benchmarks/precision.py --write -->\n", "<!-- end of what is measured -->\n"
 
-CLAIMED_TIME, CLAIMED_MEMORY = "+4 %", "+0.6 %"
-"""What an article says that float32 accumulators cost."""
-
-
 SMALLEST = 5e-4
 """Of a loss with three decimals."""
 

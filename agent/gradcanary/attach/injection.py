@@ -68,12 +68,15 @@ is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
 exec "$@"
 """
 
-NO_GDB = """\
-gdb is not installed, and Python {version} can only be reached with it (3.14 and newer need nothing). Install it:
-apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"""
-NOT_PERMITTED = """\
-the system does not let gdb attach to process {pid}. In a container, start it with --cap-add SYS_PTRACE, or run this
+INSTALL_GDB = "apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"
+ALLOW_PTRACE = """\
+In a container, start it with --cap-add SYS_PTRACE, or run this
 with docker exec --privileged; in Kubernetes add SYS_PTRACE to securityContext.capabilities"""
+
+NO_GDB = f"""\
+gdb is not installed, and Python {{version}} can only be reached with it (3.14 and newer need nothing). Install it:
+{INSTALL_GDB}"""
+NOT_PERMITTED = f"the system does not let gdb attach to process {{pid}}. {ALLOW_PTRACE}"
 NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it output: {output}"
 FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb output: {output}"
 DISABLED = """\

@@ -39,12 +39,12 @@ process {{pid}} has not loaded torch: it trains nothing (yet). A launcher's rank
 their own: {LIST}"""
 DISABLED = """\
 process {pid} does not take code: {why} is set there. Start the training without it, or with: gradcanary run ..."""
-SCOPE = """\
-the kernel forbids attaching to process {pid} (ptrace_scope is {scope}). Until the next boot:
-sudo sysctl kernel.yama.ptrace_scope=0"""
-SCOPE_FOR_EVER = """\
+LOWER_SCOPE = "Until the next boot:\nsudo sysctl kernel.yama.ptrace_scope=0"
+START_WITH_RUN = "Start the training with: gradcanary run ..."
+SCOPE = f"the kernel forbids attaching to process {{pid}} (ptrace_scope is {{scope}}). {LOWER_SCOPE}"
+SCOPE_FOR_EVER = f"""\
 the kernel forbids attaching to any process until the next boot (ptrace_scope is 3).
-Start the training with: gradcanary run ..."""
+{START_WITH_RUN}"""
 ATTACHED = "process {pid} is attached already, as run {run}: {url}\nEnd that with: gradcanary detach {pid}"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcanary import __version__
-from gradcanary.cli import attach, console, endpoints, incidents, run, runs, sanity, serve
+from gradcanary.cli import attach, check, console, doctor, endpoints, explain, incidents, run, runs, sanity, serve
 from gradcanary.cli.console import UsageError
 from gradcanary.settings import Settings
 from gradcanary.training_config import FILE, TrainingConfig
@@ -85,8 +85,11 @@ def parser() -> argparse.ArgumentParser:
     sanity.add_command(commands)
     attach.add_commands(commands)
     serve.add_demo(commands)
+    doctor.add_command(commands)
+    check.add_command(commands)
     _add_sync(commands)
     _add_init(commands)
+    explain.add_command(commands)
     incidents.add_commands(commands)
     endpoints.add_commands(commands)
     runs.add_commands(commands)

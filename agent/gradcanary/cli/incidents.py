@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
-from gradcanary.cli import console
+from gradcanary.cli import console, explain
 from gradcanary.cli.console import CollectorError
 from gradcanary.wording import number
 
@@ -266,12 +266,13 @@ def hint_if_resolved(incident: Json) -> str:
 def layer_count(incident: Json) -> str:
     """Return ``18/300``: firing layers (those that ever fired, if it is over) of all in the run.
 
-    ``all`` for an incident of the whole run.
+    ``all`` for an incident of the whole run, ``1/12 series`` for one of a metric.
     """
     counts = incident["counts"]
     if not counts["ever"]:
         return "all"
-    return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}"
+    noun = " series" if incident["rule"] == "metric" else ""
+    return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}{noun}"
 
 
 def incident_text(incident: Json) -> str:
@@ -291,6 +292,7 @@ def incident_text(incident: Json) -> str:
         *(f"  - {text}" for text in parts["evidence"][1:]),  # why begins with the first
         *_frame_lines(incident.get("crash")),
         *_more_lines(parts["more"].removesuffix(fix["code"]).strip()),
+        *([f"About this: gradcanary explain {incident['rule']}"] if explain.has_page(incident["rule"]) else []),
         *_layer_lines([each for each in incident["layers"] if each["layer"] is not None or each.get("metric")]),
         *_delivery_lines(incident["deliveries"]),
         "",

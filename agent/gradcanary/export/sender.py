@@ -77,6 +77,7 @@ class Sender:
     ) -> None:
         """``create_spool`` makes the spool; ``print_summary`` returns False if the training is not known yet."""
         self.incidents: tuple[wire.Brief, ...] = ()
+        self.open_at_end: tuple[wire.Brief, ...] = ()
         self.latest: StepRow | None = None
         self.unsent: str | None = None
         """A sentence about what the collector did not take, at the end."""
@@ -93,7 +94,7 @@ class Sender:
         low = max(recorder.settings.absmax_below or 0.0, recorder.settings.collapse_below or 0.0)
         self._reader = Reader(low, guard.catch, hello.settings)
         self._outbox = Outbox(RetryQueue(create_spool, guard.print_once))
-        url, hint = recorder.settings.url, "the training goes on, still trying"
+        url, hint = recorder.settings.url, "the training goes on, still trying; 'gradcanary doctor' finds the reason"
         self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)
         self._step: int | None = None
         self._passed: int | None = None
@@ -263,6 +264,7 @@ class Sender:
         self._flush()
         if self._outbox.has_unreported_drops and self._hello.was_sent:
             self._send_heartbeat()
+        self.open_at_end = self.incidents  # the end closes them
         return self._delivery.send_end(self._ending(self._end))
 
     def _ending(self, end: wire.End | None) -> bytes:

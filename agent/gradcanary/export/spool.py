@@ -20,11 +20,13 @@ import os
 import shlex
 import shutil
 import struct
+import tempfile
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from gradcanary import identity
@@ -37,6 +39,9 @@ except ImportError:  # Windows: batches wait in memory there
 LIMIT_BYTES = 256 * 2**20
 MAX_SEGMENTS = 64
 """In a full spool: a segment has 4 MB."""
+
+CHECKED_BYTES = 2**20
+"""Are written to find out if a folder takes files: a full disk or quota takes a few bytes."""
 
 SUFFIX, UNREADY, GONE = ".spool", ".spool.new", ".spool.gone"
 """Ends of the name of a spool, of one that is being made, and of one that is being deleted."""
@@ -320,14 +325,27 @@ def report_unsent(environ: Mapping[str, str], print_once: Callable[[str], None])
     except RuntimeError:
         return  # a user without a home, as often in a container, has no such folder
     remove_abandoned(parent)
-    count = 0
-    for path in parent.glob(f"*{SUFFIX}"):
-        count += _is_unsent(path)
-        if count == MAX_COUNTED:
-            break
+    count = sum(1 for _ in islice(find_unsent(parent), MAX_COUNTED))
     if count:
         number = f"{count}" if count < MAX_COUNTED else f"{count} and more"
         print_once((ONE_UNSENT if count == 1 else SOME_UNSENT).format(count=number, folder=shlex.quote(str(parent))))
+
+
+def find_unsent(parent: Path) -> Iterator[Path]:
+    """Yield the spools of processes that have ended. Nothing in them is changed."""
+    return filter(_is_unsent, parent.glob(f"*{SUFFIX}"))
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or the next one above it that exists."""
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError if no spool can be kept in a folder, which need not exist; leaves nothing there."""
+    with tempfile.TemporaryFile(dir=existing_parent(folder)) as file:
+        _take_lock(file.fileno())
+        _write_all(file.fileno(), bytes(CHECKED_BYTES))
 
 
 def remove_abandoned(parent: Path) -> None:

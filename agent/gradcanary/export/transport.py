@@ -74,7 +74,7 @@ class Connection(http.client.HTTPConnection):
         super().__init__(host, port)
         self._trusted = context
         self._latest: socket.socket | None = None
-        self._is_aborted = False
+        self.is_aborted = False
 
     def connect(self) -> None:
         """Open a socket to the first address that takes it."""
@@ -101,7 +101,7 @@ class Connection(http.client.HTTPConnection):
 
     def abort(self) -> None:
         """Make what is under way in another thread fail now, and all that comes after it."""
-        self._is_aborted = True  # first: a thread that takes another socket from here on sees it
+        self.is_aborted = True  # first: a thread that takes another socket from here on sees it
         if self._latest is not None:
             with contextlib.suppress(OSError):  # closed meanwhile, or not connected yet: then it hangs up at once
                 # Not that of a socket over TLS, which forgets TLS before: what is sent meanwhile would be plain text.
@@ -129,7 +129,7 @@ class Connection(http.client.HTTPConnection):
         # A reference of its own: http.client lets go of the socket while the last answer on it still comes.
         self._latest = opened
         opened.settimeout(timeout_s)
-        if self._is_aborted:  # looked at last: it may be aborted just now
+        if self.is_aborted:  # looked at last: it may be aborted just now
             raise ConnectionAbortedError("the watch has ended")
 
 

@@ -129,7 +129,13 @@ def member_url(incident: Mapping[str, Any], member: Mapping[str, Any], view: Vie
     """Return the address of a parameter, or of the run with the metric of a series."""
     run, name = str(incident["run"]), str(member["name"])
     if member.get("metric"):
-        return run_url(run, View(from_step=view.from_step, to_step=view.to_step, metrics=member["metric"]["name"]))
+        shown = View(
+            from_step=view.from_step,
+            to_step=view.to_step,
+            incident=incident["id"],
+            metrics=member["metric"]["name"],
+        )
+        return run_url(run, shown)
     return layer_url(run, name, member["layer"], view)
 
 

@@ -215,7 +215,8 @@ def _unmatched(span: axes.Span, view: View) -> axes.Figure:
 
 
 def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
-    found = metric_figures.of(data.run["metrics"])
+    found, names = metric_figures.of(data.run["metrics"]), _metrics_of_incident(data, view)
+    found = sorted(found, key=lambda panel: names.isdisjoint(panel.names))
     return {
         "panels": figure_controls.metric_cards(*metric_figures.listed(found, view.metrics)),
         # The browser asks for metrics once the page shows the query of its address.
@@ -225,11 +226,18 @@ def _metrics(data: RunData, view: View, search: str) -> dict[str, Any]:
                 "revision": data.run["revision"],
                 "search": search,
                 "vs": data.other and data.other.run["revision"],
+                "first": bool(names),  # a style sheet puts the metrics before the gradients
             }
         ),
         "metrics-found": len(found) <= figure_controls.FEW_METRICS and view.metrics is None,
         "metrics-tally": metric_figures.tally(found, view.metrics),
     }
+
+
+def _metrics_of_incident(data: RunData, view: View) -> set[str]:
+    """Return the metrics that the incident of the address is about; empty without one, or if it is about parameters."""
+    incident = next((each for each in data.incidents if each["id"] == view.incident), {})
+    return {each["metric"]["name"] for each in incident.get("layers", ()) if each.get("metric")}
 
 
 def _trend(data: RunData, view: View, span: axes.Span, events: Events, common: Common) -> dict[str, Any]:

@@ -40,18 +40,21 @@ CAUSES_OF: Mapping[str, tuple[str, ...]] = {
     "crash": ("explosion", "nonfinite"),
     "explosion": ("never_cleared", "nonfinite", "collapse"),
     "loss_scale": ("nonfinite",),
+    "no_update": ("explosion",),
     "nonfinite": ("explosion",),
     "scale_drop": ("explosion", "loss_scale", "nonfinite"),
     "vanished": ("explosion", "loss_scale", "nonfinite", "scale_drop"),
 }
 """The rules whose incidents explain those of a rule. A step that is too large or not finite moves the weights of every
 layer, and a fall of all gradients is one of each layer. Under a scale that fell float16 makes gradients zero. Gradients
-that are never cleared grow. A collapse explains the explosion of its neighbours. Other rules are about the setup or the
-process.
+that are never cleared grow. A collapse explains the explosion of its neighbours. After an explosion Adam's second
+moments keep the steps of its parameters small, for thousands of steps. Other rules are about the setup or the process.
 """
 
 CAUSE_RULES = ("collapse", "explosion", "loss_scale", "never_cleared", "nonfinite", "scale_drop")
 """All rules that explain others."""
+
+OF_GRADIENTS = CAUSES_OF.keys() - {"no_update"}
 
 MAX_FACTS = 3
 
@@ -171,6 +174,8 @@ def is_caused_by(effect: Incident, cause: Incident) -> bool:
         effect.beside is None or effect.beside != cause.id or effect.severity == "critical"
     ):
         return False  # a loss that explodes as well has a message of its own
+    if effect.rule == "no_update":
+        return effect.beside is not None and effect.beside == cause.id
     distance = effect.opened_step - cause.opened_step
     is_first = distance > 0 or effect.rule != "nonfinite"
     return 0 <= distance <= NEAR_STEPS and is_first
@@ -212,7 +217,7 @@ def covered_incidents(incident: Incident, others: Iterable[Incident]) -> list[In
 
 def _leads_to(incident: Incident, nonfinite: Incident) -> bool:
     is_near = 0 <= nonfinite.opened_step - incident.opened_step <= NEAR_STEPS
-    return incident.rule in CAUSES_OF and incident.launch_no == nonfinite.launch_no and is_near
+    return incident.rule in OF_GRADIENTS and incident.launch_no == nonfinite.launch_no and is_near
 
 
 def _is_critical_nonfinite(incident: Incident) -> bool:
@@ -327,6 +332,8 @@ def follow(cause: LikelyCause, first: LikelyCause) -> LikelyCause:
 def _nearby_line(context: CauseContext, near: NearbyIncident) -> str:
     line = f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}"
     steps = context.incident.opened_step - near.opened_step
+    if near.id == context.incident.beside and context.incident.rule == "no_update":
+        return f"{line}, {steps:,} steps before, in all of these parameters"
     return line if _is_near(context, near) else f"{line}, {steps:,} steps before, and had not recovered"
 
 
@@ -395,7 +402,7 @@ def _setting_lines(context: CauseContext, root: SettingCause | None, standing: I
     """
     configuration, since = context.configuration, context.incident.since_step
     changes = change_lines(configuration, since, without=None if root is None else root.setting)
-    is_of_gradients = context.incident.rule in CAUSES_OF
+    is_of_gradients = context.incident.rule in OF_GRADIENTS
     jumps = [jump for jump in context.incident.lr_jumps if is_of_gradients or jump.now is None]
     lines = [*([] if root is None else [root.sentence]), *jump_lines(jumps, configuration.groups, since)]
     lines += [each.sentence for each in standing if is_of_gradients and each.setting != "lr"]

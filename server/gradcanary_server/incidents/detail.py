@@ -189,10 +189,11 @@ def _configuration(connection: Connection, row: Mapping[Any, Any]) -> Configurat
 
 def _others(connection: Connection, row: Mapping[Any, Any]) -> Sequence[RowMapping]:
     """Return the other incidents of the run that are open, opened shortly before or after this one, or had opened
-    before and not recovered."""
+    before and not recovered, and the one that this one began beside."""
     distance = 2 * NEAR_STEPS  # a non-finite incident covers what an explosion before it explains
     is_near = incident.c.opened_step.between(_step(row) - distance, _step(row) + distance)
     is_earlier = (incident.c.opened_step <= _step(row)) & (incident.c.resolved_step > _step(row))
+    is_earlier |= incident.c.incident_id == row["beside"]
     query = select(incident).where(
         incident.c.run_id == row["run_id"],
         incident.c.incident_id != row["incident_id"],
@@ -215,6 +216,7 @@ def _nearby(row: Mapping[Any, Any], others: Sequence[RowMapping]) -> tuple[Nearb
         and near["beside"] != row["incident_id"]
         and (
             near["opened_step"] >= step - NEAR_STEPS
+            or near["incident_id"] == row["beside"]
             or (_is_unrecovered(near, step) and near["severity"] != "information")
         )
     )

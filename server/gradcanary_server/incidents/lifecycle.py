@@ -67,7 +67,8 @@ class Incident:
     ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired; of the rule metric these are
     ``series`` of metrics, by their numbers. ``lr_jumps`` are learning-rate
     jumps shortly before, ``scale_fall`` the fall of a GradScaler's scale until then; ``crash`` is the exception of the
-    rule crash; ``beside`` is the id of the collapse of neighbours that was open as an explosion began.
+    rule crash; ``beside`` is the id of the collapse of neighbours that was open as an explosion began, or of the
+    explosion after which updates are far smaller.
     """
 
     rule: str

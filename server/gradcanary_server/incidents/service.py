@@ -145,12 +145,15 @@ def record_transitions(
     opens_beside = "explosion" in by_rule and _opens_beside_collapse(
         repository.latest_incident(connection, run_id, "collapse"), by_rule, names, plain, reopen_s
     )
+    follows_explosion = "no_update" in by_rule and _follows_explosion(
+        repository.latest_incident(connection, run_id, "explosion"), by_rule, plain, reopen_s
+    )
     for rule in {**by_rule, **inherited}:
         before = repository.latest_incident(connection, run_id, rule)
         context = replace(plain, inherit_after_step=inherited.get(rule))
-        if rule == "explosion" and opens_beside:
-            collapse = repository.latest_incident(connection, run_id, "collapse")
-            context = replace(context, beside=None if collapse is None else collapse.incident.id)
+        if (rule == "explosion" and opens_beside) or (rule == "no_update" and follows_explosion):
+            first = repository.latest_incident(connection, run_id, "collapse" if rule == "explosion" else "explosion")
+            context = replace(context, beside=None if first is None else first.incident.id)
         for case in apply_transitions(before, by_rule[rule], context, reopen_s):
             repository.save_incident(connection, run_id, case)
 
@@ -169,12 +172,38 @@ def _opens_beside_collapse(
     first = next((change for change in by_rule.get("explosion", ()) if change.kind == "fired"), None)
     if first is None:
         return False
-    earlier = [change for change in by_rule.get("collapse", ()) if change.step < first.step]
-    changed = apply_transitions(case, earlier, context, reopen_s)
-    case = changed[-1] if changed else case
+    case = _before(first.step, case, by_rule.get("collapse", ()), context, reopen_s)
     if case is None or case.incident.state != "open" or case.incident.opened_step >= first.step:
         return False
     return is_beside(first.layer, case, names)
+
+
+def _follows_explosion(
+    case: IncidentCase | None, by_rule: Mapping[str, Sequence[Transition]], context: TransitionContext, reopen_s: float
+) -> bool:
+    """Return True if the parameters that move far less than others are among those, not all, whose gradients exploded
+    before in this launch; ``case`` is the latest explosion before these changes, which also resolve.
+    """
+    fired = [change for change in by_rule["no_update"] if change.kind == "fired"]
+    first = [change for change in fired if change.step == fired[0].step]
+    if not first or {change.evidence for change in first} != {"apart"}:
+        return False
+    case = _before(first[0].step, case, by_rule.get("explosion", ()), context, reopen_s)
+    if case is None or case.incident.launch_no != context.launch_no or len(case.members) >= context.layers:
+        return False
+    return {change.layer for change in first} <= case.members.keys()
+
+
+def _before(
+    step: int,
+    case: IncidentCase | None,
+    changes: Iterable[Transition],
+    context: TransitionContext,
+    reopen_s: float,
+) -> IncidentCase | None:
+    """Return the latest incident of a rule as of before a step; ``case`` is that before these changes."""
+    changed = apply_transitions(case, [change for change in changes if change.step < step], context, reopen_s)
+    return changed[-1] if changed else case
 
 
 def record_crash(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from gradcanary.wire import Crash
-from gradcanary.wording import agree, count, number, percent, shared_ends
+from gradcanary.wording import agree, count, format_bytes, number, percent, shared_ends
 from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import ABSENCE_RULES, Incident, Member
 from gradcanary_server.incidents.name_patterns import ANY, Pattern, compressed_patterns
@@ -363,15 +363,6 @@ def describe_layers(names: Sequence[str], others: Sequence[str]) -> str:
     words = [truncate_middle(_words(pattern), MAX_WORDS) for pattern in patterns[:SHOWN]]
     more = len(patterns) - len(words)
     return ", ".join(words) + (f" and {count(more, 'more group')}" if more else "")
-
-
-def format_bytes(size: int) -> str:
-    """Return bytes in the largest unit of which there is at least one: 72.8 GiB, 412 MiB."""
-    units = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
-    power, name = next((each for each in units if size >= 2 ** each[0]), units[-1])
-    number = size / 2**power
-    decimals = max(3 - len(str(int(number))), 0) if power else 0
-    return f"{number:.{decimals}f} {name}"
 
 
 def truncate(text: str, length: int) -> str:

@@ -1,7 +1,8 @@
 """``gradcanary test-rules``: a rules.yaml tried on a run of a collector or on a CSV file, beside the rules in force."""
 
+import json
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -17,10 +18,14 @@ from gradcanary_server.ops import replay_source
 from gradcanary_server.ops.replay_source import ReplaySource
 from gradcanary_server.ops.simulation import SimulatedIncident, Simulation, replay
 from gradcanary_server.rules import config_file
-from gradcanary_server.rules.config import Rules, rules_from_json
+from gradcanary_server.rules.config import MetricRule, Rules, rules_from_json
+from gradcanary_server.rules.detectors.metric import SeriesKey
 
 MAX_PATTERNS = 4
 """Patterns of layers in a line."""
+
+MAX_NAMES = 12
+"""Names of metrics in a line: agents log some of their own."""
 
 TIMEOUT_S = 60.0
 """Without a byte from the collector."""
@@ -90,6 +95,8 @@ def _try(source: ReplaySource, rules: Mapping[str, Rules], print_line: PrintLine
         raise TraceError(f"There are no samples of {source.name}.")
     for line in report_lines(source, played.simulations, (played.first_step, played.last_step)):
         print_line(line)
+    for line in _unmatched_lines(next(iter(rules.values())).metrics, played.series):
+        print_line(line)
     return next(iter(played.simulations.values())).message_count == 0
 
 
@@ -128,6 +135,17 @@ def report_lines(source: ReplaySource, simulations: Mapping[str, Simulation], st
         yield f"{name}: {incidents}, {count(simulation.message_count, 'message')}"
         for simulated in simulation.incidents:
             yield from _incident_lines(simulated, source)
+
+
+def _unmatched_lines(entries: Collection[MetricRule], series: Collection[SeriesKey]) -> Iterator[str]:
+    """Yield a line for each entry of ``metrics`` that no logged series matches: a misspelt one finds nothing."""
+    names = sorted({name for name, _ in series})
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    logged = f"logged are {', '.join(names[:MAX_NAMES])}{more}" if names else "no metric is logged"
+    for entry in entries:
+        if not any(entry.is_about(name, json.loads(tags)) for name, tags in series):
+            tags = f" with tags {dict(entry.tags)}" if entry.tags else ""
+            yield f"metrics: match {entry.match!r}{tags} matches nothing here: {logged}"
 
 
 def _incident_lines(simulated: SimulatedIncident, source: ReplaySource) -> Iterator[str]:

@@ -187,9 +187,10 @@ def _is_severe(severity: Severity) -> bool:
 
 @dataclass(frozen=True)
 class Replay:
-    """A run that was played; ``is_whole``: all its samples were."""
+    """A run that was played; ``series`` are the metrics that it logged; ``is_whole``: all its samples were played."""
 
     simulations: Mapping[str, Simulation]
+    series: frozenset[metric.SeriesKey]
     samples: int
     first_step: int | None
     last_step: int | None
@@ -201,6 +202,7 @@ def replay(source: ReplaySource, rules: Mapping[str, Rules], max_samples: float 
     simulations = {name: Simulation(content, len(source.layers), source.ended) for name, content in rules.items()}
     samples, is_whole = 0, True
     steps: list[int] = []
+    series: set[metric.SeriesKey] = set()
     for chunk in source.chunks:
         if samples >= max_samples:
             is_whole = False
@@ -208,8 +210,9 @@ def replay(source: ReplaySource, rules: Mapping[str, Rules], max_samples: float 
         for simulation in simulations.values():
             simulation.play(chunk)
         samples += len(chunk.samples.steps)
+        series |= {(points.name, points.tags) for points in chunk.samples.metrics}
         steps += chunk.samples.steps[[0, -1]].tolist() if len(chunk.samples.steps) else []
     if samples:
         for simulation in simulations.values():
             simulation.finish(is_over=is_whole and source.state in OVER)
-    return Replay(simulations, samples, min(steps, default=None), max(steps, default=None), is_whole)
+    return Replay(simulations, frozenset(series), samples, min(steps, default=None), max(steps, default=None), is_whole)

@@ -295,7 +295,7 @@ incident = Table(
     Column("lr_jumps", Text, nullable=False, server_default="[]"),  # JSON list of rules.types.Jump, shortly before
     Column("scale_fall", Text),  # JSON of rules.types.ScaleFall until then, if there was one
     Column("crash", Text),  # JSON of wire.Crash, of the rule crash only
-    Column("beside", Integer),  # incident_id of a collapse, of the rule explosion only
+    Column("beside", Integer),  # incident_id of a collapse, of the rule explosion; of an explosion, of no_update
     Column("series", Text, nullable=False, server_default="{}"),  # JSON of rules.types.SeriesFacts by layer_no
 )
 

@@ -81,6 +81,8 @@ def test_a_csv_file_is_judged_as_the_run_that_it_was_exported_from(trained, test
     lines = trace.read_text().splitlines(keepends=True)
     trace.write_text("".join(lines[:AT]))
     assert test_rules(PICKY, trace)[0] == 0
+    status, said, _ = test_rules(f"{PICKY}metrics: [{{match: fid, below: 9}}]\n", trace)
+    assert (status, said[-1]) == (0, "metrics: match 'fid' matches nothing here: no metric is logged")
 
 
 @pytest.mark.parametrize(

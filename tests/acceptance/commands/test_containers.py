@@ -154,7 +154,7 @@ def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():
     [install] = [line for line in instructions("RUN") if "pip" in line]
     assert "'.[server,dashboard,postgres,notify]'" in install
     copied = {line.split()[0] for line in instructions("COPY") if not line.startswith("--from")}
-    assert copied == {"pyproject.toml", "agent", "server", "dashboard", "migrations"}
+    assert copied == {"pyproject.toml", "agent", "server", "dashboard", "migrations", "docs/knowledge"}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied | {"README.md", "LICENSE"} == kept
 

@@ -112,3 +112,11 @@ def test_the_four_packages_come_with_all_their_files(empty_python: Path) -> None
         root = PROJECT / package
         files = {path.relative_to(root.parent).as_posix() for path in root.rglob("*") if path.is_file()}
         assert {name for name in files if "__pycache__" not in name} <= names
+
+
+def test_pages_are_installed_and_explained(empty_python: Path) -> None:
+    command = [empty_python.with_name("gradcanary"), "explain", "collapse"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", timeout=60).stdout
+    page = Path(said.splitlines()[-1].removeprefix("Page: ").removesuffix(" (or add --page)"))
+    assert page.is_relative_to(empty_python.parent.parent)
+    assert page.read_text("utf-8") == (PROJECT / "docs" / "knowledge" / "shrinking_schedule.md").read_text("utf-8")

@@ -28,7 +28,8 @@ metrics:
     severity: critical
 pace: {wait_s: 0.5}
 """
-EASY = RULES.replace("0.2", "0.9")
+EASY = RULES.replace("0.2", "0.9").replace("pace: {wait_s: 0.5}\n", "")
+MISSPELT = "  - {match: clip_scores, below: 0.2}\n  - {match: clip_score, tags: {split: val}, below: 0.2}\n"
 
 
 def train(collector: Collector, run: str, scores: np.ndarray, **settings: object) -> None:
@@ -84,16 +85,21 @@ def test_the_collapse_of_one_category_is_one_message_that_names_it(
     status, said, _ = typed("incidents", 1, "--url", collector.url)
     assert status == 0
     assert name in said
+    assert "  metric  1/12 series  " in typed("incidents", "--url", collector.url)[1]
 
     status, said, _ = typed("test-rules", rules, "--run", "sdxl", "--url", collector.url)
     assert status == 1
     assert f"  metric (critical) fired at step {since + 2 * EVERY}, run_finished at step 199" in said
     assert f"    1 of 12 series: {name}\n    opened at" in said
+    assert "matches nothing" not in said
     easy = tmp_path / "easy.yaml"
-    easy.write_text(EASY)
+    easy.write_text(EASY + MISSPELT)
     status, said, _ = typed("test-rules", easy, "--run", "sdxl", "--url", collector.url)
     assert status == 0
     assert f"{easy}: 0 incidents, 0 messages" in said
+    name, tags = said.splitlines()[-2:]
+    assert name.startswith("metrics: match 'clip_scores' matches nothing here: logged are agent_share, clip_score, ")
+    assert tags.startswith("metrics: match 'clip_score' with tags {'split': 'val'} matches nothing here: logged are ")
 
 
 def test_bounds_that_the_training_declares_need_no_file(module_collector: Collector) -> None:

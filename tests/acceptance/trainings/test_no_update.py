@@ -1,6 +1,8 @@
 """Weights that do not move, from a real training to the cause and its words; and small updates that are meant."""
 
 import copy
+import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +101,26 @@ def test_the_cause_of_weights_that_do_not_move(module_collector: Collector, faul
     assert cause["code"] == code
     assert any(words in line for line in cause["evidence"]), cause
     assert incident["opened_step"] <= 300
+
+
+def test_smaller_updates_after_an_explosion_name_it(
+    module_collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five gradients of two layers are a million times too large; AdamW moves these weights hardly for long after."""
+    monkeypatch.setattr(sys.modules[__name__], "STEPS", 620)
+    job = Job()
+    for parameter in [*job.model.parameters()][4:8]:
+        factors = (1e6 if 120 <= step < 125 else 1.0 for step in itertools.count())
+        parameter.register_hook(lambda gradient, factors=factors: gradient * next(factors))
+    (incident,) = watched(module_collector, "exploded", job)
+    (explosion,) = [
+        each["id"]
+        for each in module_collector.get("/api/v1/incidents", run="exploded").json()["incidents"]
+        if each["rule"] == "explosion"
+    ]
+    assert incident["caused_by"] == explosion
+    assert incident["likely_cause"]["code"] == "moves_less"
+    assert incident["likely_cause"]["evidence"][0].endswith(" steps before, in all of these parameters")
 
 
 def warm_up() -> Job:

@@ -48,8 +48,10 @@ def test_tagged_metrics_are_kept_per_tag(module_collector: Collector) -> None:
     assert 7.0 not in losses[()].values()  # the one that was captured is another series
 
 
-def test_an_incident_calls_back(module_collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A threshold that all layers are under; the training goes on, and the callback hears of it once."""
+def test_an_incident_calls_back(
+    module_collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A threshold that all layers are under; the callback hears of it once, and the end names it."""
     monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
     heard: list[tuple[gradcanary.Alert, str]] = []
     training = Training()
@@ -68,6 +70,9 @@ def test_an_incident_calls_back(module_collector: Collector, monkeypatch: pytest
     ((alert, thread),) = heard
     assert (alert.rule, alert.severity, alert.layers) == ("collapse", "critical", 4)
     assert thread == "gradcanary-sender"
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"gradcanary: 1 incident open at the end, collapse (critical, #{alert.id}): {module_collector.url}/runs/alert"
+    )
     stored = module_collector.get(f"/api/v1/incidents/{alert.id}").json()
     assert stored["run"] == "alert"
     assert stored["summary"].startswith(alert.summary)  # by now it says how the run ended, too

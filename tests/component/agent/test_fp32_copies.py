@@ -251,6 +251,16 @@ def test_a_grad_scaler_unscales_and_skips(kind: str, dtype: torch.dtype, *, is_s
     assert scaler.get_scale() == 2.0**8, "one step was skipped"
 
 
+def test_torch_unscales_no_float16_gradients_of_masters_alone() -> None:
+    """docs/agent.md has its words, and what to do."""
+    given = parameters(FP16)
+    optimizer, scaler = torch.optim.AdamW(given), torch.amp.GradScaler("cpu")
+    with gradcanary.fp32_masters(optimizer):
+        scaler.scale(loss_of(given, micro_gradients(given, 1, 0)[0]).float()).backward()
+        with pytest.raises(ValueError, match=r"^Attempting to unscale FP16 gradients\.$"):
+            scaler.step(optimizer)
+
+
 # -- closures ----------------------------------------------------------------------------------------------------------
 
 

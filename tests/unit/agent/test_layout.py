@@ -10,6 +10,7 @@ AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
     "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
+    "check",
     "model",
     "hooks",
     "stats",
@@ -17,7 +18,7 @@ LEVELS = (
     "export",
     "session api lightning fp32_sums fp32_copies training_config summary",
     "attach demo",
-    "sanity",
+    "doctor sanity",
     "cli",
 )
 """From the ground up: folders, and modules beside them. A module imports its own folder and lower lines; modules of one
@@ -90,7 +91,9 @@ def test_imports_point_down() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("folder", ["hooks", "stats", "tracking", "export", "attach", "cli", "demo", "sanity"])
+@pytest.mark.parametrize(
+    "folder", ["hooks", "stats", "tracking", "export", "attach", "check", "cli", "demo", "doctor", "sanity"]
+)
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
     found = {

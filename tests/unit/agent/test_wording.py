@@ -79,3 +79,11 @@ def test_the_shared_ends_of_names_are_whole_parts_and_leave_no_number_alone() ->
     assert wording.shared_ends([*names, "head.bias"]) == ("", "")
     assert wording.shared_ends(["blocks.0.lora_A", "blocks.1.lora_A"]) == ("", "")
     assert wording.shared_ends(["only.weight"]) == wording.shared_ends([]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (2**20, "1.00 MiB"), (78_165_442_560, "72.8 GiB"), (2**29, "512 MiB")],
+)
+def test_sizes_have_three_digits(size: int, words: str) -> None:
+    assert wording.format_bytes(size) == words

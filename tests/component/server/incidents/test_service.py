@@ -74,6 +74,26 @@ def test_an_explosion_after_a_collapse_is_over_is_told_by_itself(store):
     assert read(store, detail.load_details, [2])[0].incident.beside is None
 
 
+@pytest.mark.parametrize(
+    ("exploded", "layer", "evidence", "is_after"),
+    [
+        ((20, 21), 21, "apart", True),
+        ((20,), 21, "apart", False),
+        ((20, 21), 21, "tiny", False),
+        (range(300), 21, "apart", False),
+    ],
+)
+def test_smaller_updates_after_an_explosion_follow_it(store, exploded, layer, evidence, is_after):
+    """Of some parameters whose gradients exploded: Adam's second moments remember. If all did, that tells nothing."""
+    store.record(*[fired(each, step=359, rule="explosion", severity="warning", evidence=None) for each in exploded])
+    store.record(*[resolved(each, step=380, rule="explosion") for each in exploded])
+    store.record(fired(layer, step=900, rule="no_update", severity="warning", evidence=evidence))
+    (found,) = read(store, detail.load_details, [2])
+    assert found.caused_by == (1 if is_after else None)
+    line = "incident 1 (explosion) opened at step 359, 541 steps before, in all of these parameters"
+    assert found.cause.evidence == ((line,) if is_after else ())
+
+
 def test_a_big_batch_of_changes_takes_a_few_statements(store):
     statements = []
     event.listen(store.database._engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))

@@ -1,5 +1,6 @@
 """The page of a run without layers, and the pages of something unknown."""
 
+import json
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +12,7 @@ from gradcanary_dashboard.pages import layer as layer_page
 from gradcanary_dashboard.pages import run as run_page
 from gradcanary_dashboard.text import numbers
 from gradcanary_server.rules.types import Resolution
-from support.api_answers import heatmap_answer, layer, run, text_of
+from support.api_answers import full, heatmap_answer, layer, run, text_of
 
 
 def test_resolutions_have_the_same_words_on_pages_and_at_a_terminal() -> None:
@@ -32,6 +33,18 @@ def test_page_waits_for_layers_only_while_the_run_lives(state: str, words: str) 
 def filled(listed: list[dict[str, Any]], facts: list[dict[str, Any]]) -> dict[str, Any]:
     empty, told = heatmap_answer(rows=0, columns=0), run(facts=facts, layers=len(listed), framework=None)
     return run_page.fill(RunData(told, listed, None, empty, None, None, None, None, [], "", clips=False), View())
+
+
+def test_metrics_of_the_incident_of_the_address_come_first() -> None:
+    empty = heatmap_answer(rows=0, columns=0)
+    series = [{"name": name, "tags": {}, "last": 1.0} for name in ("loss", "clip_score")]
+    told = run(layers=0, framework=None, metrics=series)
+    about = full(rule="metric", layers=[{**full()["layers"][0], "layer": None, "metric": {"name": "clip_score"}}])
+    data = RunData(told, [], None, empty, None, None, None, None, [about], "", clips=False)
+    for view, first, is_first in ((View(), "Loss", False), (View(incident=about["id"]), "clip_score", True)):
+        contents = run_page.fill(data, view)
+        assert json.loads(contents["panels"])[0][2][2][2] == first
+        assert json.loads(contents["metrics-state"])["first"] is is_first
 
 
 def frozen(text: str, *names: str) -> list[dict[str, Any]]:

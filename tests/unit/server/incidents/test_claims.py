@@ -394,14 +394,6 @@ def test_every_claim_about_a_crash_is_true(crash: Crash, rank: int | None, step:
     assert len(head) < 200
 
 
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [(0, "0 B"), (1023, "1023 B"), (2**20, "1.00 MiB"), (78_165_442_560, "72.8 GiB"), (2**29, "512 MiB")],
-)
-def test_sizes_have_three_digits(size: int, words: str) -> None:
-    assert text.format_bytes(size) == words
-
-
 @pytest.mark.parametrize("loss", [None, 500, 502])
 @pytest.mark.parametrize("layers", [(), (501,), (500, 503)])
 def test_every_claim_about_values_that_are_not_finite_is_true(loss: int | None, layers: tuple[int, ...]) -> None:

@@ -1,0 +1,1 @@
+"""``gradcanary check``: mistakes of mixed precision and accumulation, found in Python source that is never run."""

@@ -1,0 +1,14 @@
+"""backward() inside autocast: torch's documentation advises against it."""
+
+import torch
+from torch import nn
+
+model = nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for _ in range(5):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randn(8, 16)).square().mean()
+        loss.backward()  # <- backward_in_autocast
+    optimizer.step()
