@@ -77,7 +77,7 @@ def run_watched(
     read, name = reader(source.url, source.token), environ["GRADCANARY_RUN"]
     known = _names(read)
     with tempfile.TemporaryDirectory(prefix="gradcanary-spool-") as spool:
-        variables = {"GRADCANARY_EVERY": "1", "GRADCANARY_STOP_AFTER": str(steps), "GRADCANARY_SPOOL": spool}
+        variables = {"GRADCANARY_STOP_AFTER": str(steps), "GRADCANARY_SPOOL": spool}
         child = _Child(program, {**environ, **variables}, verbose=verbose)
         try:
             status, peak_bytes = child.wait(lambda: _has_made(read, name, steps))

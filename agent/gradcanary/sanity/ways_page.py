@@ -12,8 +12,11 @@ from gradcanary.sanity.ways_report import WaysReport
 from gradcanary.wording import NOTHING, number, percent
 
 LEGEND = """\
-Ways ran one after another. step time: the median, and between what half of the steps lie; it contains gradcanary's \
-own part{share}. loss: the means of the first and the last tenth of the steps (5 at least)."""
+Ways ran one after another. step time: the median, and between what half of the steps lie; gradients were \
+measured in each tenth step only, so most times contain none of that. loss: the means of the first and the last \
+tenth of the steps (5 at least). noise: the difference from which on losses part."""
+
+STRESS_LEGEND = "Ways ran one after another. loss: the means of the first and the last tenth of the steps (5 at least)."
 
 
 def page(report: WaysReport, width: int | None) -> str:
@@ -26,8 +29,7 @@ def page(report: WaysReport, width: int | None) -> str:
     ]
     table = terminal.table([report.experiment.placeholder, *columns], rows)
     findings = [f"{'ok' if each.is_ok else 'not ok':<6}  {each.way}: {each.text}" for each in report.findings]
-    share = reference.agent_share if reference is not None else None
-    legend = LEGEND.format(share="" if share is None else f" ({percent(share)})")
+    legend = LEGEND if report.experiment.kind != "stress" else STRESS_LEGEND
     verdict = "All ways are healthy." if report.is_healthy else "Not healthy, or not alike: see what is not ok."
     parts = [terminal.wrapped(table, width, "    "), terminal.wrapped("\n".join(findings), width, " " * 8)]
     return "\n\n".join([*parts, terminal.wrapped(legend, width), verdict])
