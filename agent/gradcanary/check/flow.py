@@ -15,8 +15,8 @@ from gradcanary.check.scopes import FUNCTIONS, Function, Scope, ScopeNode, Scope
 MOST_LEVELS = 4
 """Of helpers that call helpers: what is deeper is not followed."""
 
-MOST_EVENTS = 50_000
-"""Of one function with its helpers: what comes after is left out, and the flow is not complete."""
+MOST_EVENTS = 20_000
+"""Of one function with its helpers: helpers beyond it are not followed, and the flow is not complete."""
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -81,19 +81,20 @@ class Flow:
     is_complete: bool = True
 
 
-def trace(node: ScopeNode, scopes: Scopes) -> Flow:
-    """Return the events of a function or module."""
-    walker = _Walker(scopes)
+def trace(node: ScopeNode, scopes: Scopes, most: int = MOST_EVENTS) -> Flow:
+    """Return the events of a function or module: all of its own, and those of helpers up to ``most`` in all."""
+    walker = _Walker(scopes, most)
     body = [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
     walker.statements(body, Event(node, scopes.inside(node)))
-    return Flow(tuple(walker.events), len(walker.events) < MOST_EVENTS)
+    return Flow(tuple(walker.events), walker.is_complete)
 
 
 class _Walker:
     """Collects events; ``at`` is an event without its node, which has what is around the next one."""
 
-    def __init__(self, scopes: Scopes) -> None:
-        self._scopes = scopes
+    def __init__(self, scopes: Scopes, most: int) -> None:
+        self._scopes, self._most = scopes, most
+        self.is_complete = True
         self.events: list[Event] = []
 
     def statements(self, body: Sequence[ast.stmt], at: Event) -> None:
@@ -145,7 +146,7 @@ class _Walker:
         for child in ast.iter_child_nodes(node):
             self._expression(child, at)
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
-            self._add(replace(at, node=node))
+            self.events.append(replace(at, node=node))
 
     def _expression(self, node: ast.AST, at: Event) -> None:
         if isinstance(node, ast.Lambda):
@@ -165,7 +166,7 @@ class _Walker:
         for child in ast.iter_child_nodes(node):
             self._expression(child, at)
         if isinstance(node, ast.Call):
-            self._add(replace(at, node=node))
+            self.events.append(replace(at, node=node))
             self._enter(node, at)
 
     def _enter(self, call: ast.Call, at: Event) -> None:
@@ -177,13 +178,11 @@ class _Walker:
                 self._inline(function, at)
 
     def _inline(self, function: Function, at: Event) -> None:
-        if len(at.helpers) < MOST_LEVELS and function not in at.helpers and len(self.events) < MOST_EVENTS:
+        if len(self.events) >= self._most:
+            self.is_complete = False
+        elif len(at.helpers) < MOST_LEVELS and function not in at.helpers:
             scope = self._scopes.inside(function)
             self.statements(function.body, replace(at, scope=scope, helpers=(*at.helpers, function)))
-
-    def _add(self, event: Event) -> None:
-        if len(self.events) < MOST_EVENTS:
-            self.events.append(event)
 
 
 def _leaves(body: Sequence[ast.stmt]) -> bool:

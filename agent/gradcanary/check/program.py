@@ -19,11 +19,14 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from gradcanary.check import kinds
-from gradcanary.check.flow import Event, Flow, trace
+from gradcanary.check.flow import MOST_EVENTS, Event, Flow, trace
 from gradcanary.check.kinds import Kind
 from gradcanary.check.scopes import FUNCTIONS, Scope, ScopeNode, Scopes
 from gradcanary.check.source import Source
 from gradcanary.check.steps import TrainingStep, as_backward, find_steps
+
+MOST_EVENTS_OF_FILE = 200_000
+"""Of all functions, each with its helpers; those after it are seen without helpers, as if they came from elsewhere."""
 
 FRAMEWORKS = ("lightning", "trainer", "accelerate", "torch")
 
@@ -34,6 +37,7 @@ class Program:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._flows: dict[ast.AST, Flow] = {}
+        self._left = MOST_EVENTS_OF_FILE
 
     @cached_property
     def scopes(self) -> Scopes:
@@ -86,7 +90,8 @@ class Program:
     def flow(self, node: ScopeNode) -> Flow:
         """Return what a function, or the module, does, with its helpers in place."""
         if node not in self._flows:
-            self._flows[node] = trace(node, self.scopes)
+            self._flows[node] = trace(node, self.scopes, min(self._left, MOST_EVENTS))
+            self._left = max(self._left - len(self._flows[node].events), 0)
         return self._flows[node]
 
     @cached_property

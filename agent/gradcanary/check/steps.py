@@ -116,19 +116,24 @@ class TrainingStep:
 
     def makers(self, node: ast.expr | None, at: Event) -> list[Event]:
         """Return the assignments of a pass before ``at`` that an expression is made of, also over other names."""
-        before = [each for each in self.before(at) if isinstance(each.node, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
+        makers: dict[tuple[Scope, str], list[Event]] = {}
+        for event in self.before(at):
+            for name in _assigned(event):
+                makers.setdefault(name, []).append(event)
         found: dict[Event, None] = {}
-        waiting = _references(node, at.scope) if node is not None else set()
+        waiting = list(_references(node, at.scope)) if node is not None else []
         seen: set[tuple[Scope, str]] = set()
-        while waiting - seen:
-            name = (waiting - seen).pop()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
             seen.add(name)
             for given, scope in self.scopes.arguments(name[1], name[0]):
-                waiting |= _references(given, scope)
-            for event in before:
-                if event not in found and name in _assigned(event):
+                waiting += _references(given, scope)
+            for event in makers.get(name, []):
+                if event not in found:
                     found[event] = None
-                    waiting |= _references(event.node, event.scope)
+                    waiting += _references(event.node, event.scope)
         return list(found)
 
     def after(self, event: Event) -> Iterator[Event]:
@@ -150,8 +155,10 @@ def _references(node: ast.AST, scope: Scope) -> set[tuple[Scope, str]]:
 
 def _assigned(event: Event) -> set[tuple[Scope, str]]:
     node = event.node
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {name for target in targets if target is not None for name in _references(target, event.scope)}
+    if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return set()
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {name for target in targets for name in _references(target, event.scope)}
 
 
 def find_steps(flows: Mapping[ScopeNode, Flow], scopes: Scopes) -> Iterator[TrainingStep]:

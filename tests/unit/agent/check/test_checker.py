@@ -46,10 +46,12 @@ def test_a_syntax_error_is_the_only_finding_of_its_file() -> None:
     assert (finding.code, finding.severity, finding.line, finding.column) == ("syntax_error", "critical", 1, 5)
 
 
-def test_a_file_that_is_too_deep_is_a_finding() -> None:
+def test_what_is_too_deep_for_the_parser_or_for_the_checker_is_a_finding() -> None:
     loop = b"for x in loader:\n    (" + b"+".join([b"loss"] * 5000) + b").backward()\n    optimizer.step()\n"
     (finding,) = check_source("train.py", loop)
     assert finding.code in ("not_checked", "syntax_error")
+    chain = "".join(f"a{i + 1} = a{i} if x else y\n" for i in range(600))
+    assert found(f"{chain}with a600:\n    loss.backward()\n") == [(1, "not_checked")]
 
 
 WORDS = [

@@ -2,7 +2,8 @@
 
 import ast
 
-from gradcanary.check.flow import MOST_LEVELS, Event
+from gradcanary.check.flow import MOST_LEVELS, Event, trace
+from gradcanary.check.program import MOST_EVENTS_OF_FILE
 from support.agent.checked import program
 
 
@@ -70,3 +71,20 @@ def test_what_is_tried() -> None:
     assert calls(text) == ["a()", "b()", "c()", "d()"]
     assert guards(text, "b") == [("", True)]
     assert guards(text, "d") == []
+
+
+def test_helpers_beyond_the_limit_are_not_followed_and_the_flow_says_so() -> None:
+    checked = program("def f():\n    a()\n    b()\nf()\nf()\nc()")
+    flow = trace(checked.source.tree, checked.scopes, most=3)
+    assert [ast.unparse(event.node) for event in flow.events] == ["f()", "a()", "b()", "f()", "c()"]
+    assert not flow.is_complete
+    assert trace(checked.source.tree, checked.scopes).is_complete
+
+
+def test_functions_that_all_call_each_other_have_a_limit_in_all() -> None:
+    names = range(60)
+    text = "".join(f"def f{i}():\n" + "".join(f"    f{j}()\n" for j in names if j != i) for i in names)
+    checked = program(text)
+    flows = [checked.flow(function) for function in checked.functions]
+    assert sum(len(flow.events) for flow in flows) < 2 * MOST_EVENTS_OF_FILE
+    assert not flows[-1].is_complete

@@ -61,3 +61,5 @@ def test_a_name_does_not_outweigh_what_the_file_makes() -> None:
         kind_in("import torch\noptimizer = torch.amp.GradScaler()\noptimizer = torch.optim.SGD(p)\nprobe(optimizer)")
         is None
     )
+    head = "import torch\ndef f(optimizer):\n    probe(optimizer)\n"
+    assert kind_in(f"{head}f(torch.amp.GradScaler())\nf(torch.optim.SGD(p))") is None

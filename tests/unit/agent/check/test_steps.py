@@ -58,6 +58,12 @@ def test_two_loops_are_two_steps_and_a_helper_is_none_of_its_own() -> None:
     assert [step.loop for step in steps(text.split("    for")[0])] == [None]
 
 
+def test_a_backward_pass_and_a_step_in_loops_beside_each_other_share_the_loop_around() -> None:
+    text = "for i in x:\n    for y in i:\n        y.backward()\n    for o in optimizers:\n        o.step()\n"
+    (step,) = steps(text.replace("o.step", "optimizer.step"))
+    assert step.loop.lineno == 1
+
+
 def test_a_loop_that_only_evaluates_is_no_step() -> None:
     assert steps("for x in y:\n    model(x)\n") == []
     assert steps("for x in y:\n    loss.backward()\n") == []
