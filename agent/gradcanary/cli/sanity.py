@@ -137,7 +137,7 @@ def _run_watched(command: Sequence[str], arguments: argparse.Namespace, source: 
     return run_watched(program, arguments.steps, source, environ=environ, verbose=arguments.verbose)
 
 
-def training_environment(program: Sequence[str], source: Source, every: str) -> dict[str, str]:
+def training_environment(program: Sequence[str], source: Source, every: str = "1") -> dict[str, str]:
     """Return the environment of a training with a run of its own: it joins none that has the name of a real one."""
     inherited = {name: value for name, value in os.environ.items() if name != "GRADCANARY_RUN"}
     inherited["GRADCANARY_LAUNCH"] = secrets.token_hex(8)

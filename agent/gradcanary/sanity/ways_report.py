@@ -135,7 +135,7 @@ def _loss(experiment: Experiment, pair: _Pair) -> Finding:
         return Finding(
             name, is_ok=False, text=f"its loss is not finite at step {found.nonfinite_at:,}, and {first}'s is"
         )
-    change = f"{_signed(found.difference)} in the last steps; batches alone explain {number(found.noise)}"
+    change = f"{_signed(found.difference)} in the last steps, where losses part from {number(found.noise)} on"
     if found.parts_at is None:
         return Finding(
             name, is_ok=True, text=f"its losses agree with those of {first}: {change}{_seed(experiment, pair)}"
