@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str] | None) -> int:
     typed, command = run.split_arguments(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(typed, argparse.Namespace(command=command))
+    top = parser()
+    arguments, unknown = top.parse_known_args(typed, argparse.Namespace(command=command))
+    if unknown:
+        hint = ": arguments of the script follow after --" if typed[0] == "sanity" and not command else ""
+        top.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         return int(arguments.run(arguments))
     except UsageError as error:

@@ -90,6 +90,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return _run_once(arguments) if kind is None else _run_ways(arguments, kind)
     except (run.LaunchError, ValueError) as error:
         raise UsageError(f"gradcanary sanity: {error}") from error
+    except KeyboardInterrupt:
+        console.print_error("gradcanary sanity: interrupted before the steps were made. The training was ended, too.")
+        raise
 
 
 def _run_once(arguments: argparse.Namespace) -> int:

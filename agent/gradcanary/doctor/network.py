@@ -109,6 +109,7 @@ def check_collector(url: str, token: str | None, environ: Mapping[str, str], hos
             check_hello(url, hello)
             ready = client.send("GET", "/readyz")
             document = client.send("GET", "/api/v1/openapi.json").answer
+            is_open = token is not None and hello.answer.status == 422 and _takes_no_token(parts, connection)
     except StepError as error:
         yield Finding("collector", "fault", error.found, error.do)
         return
@@ -116,10 +117,19 @@ def check_collector(url: str, token: str | None, environ: Mapping[str, str], hos
     known = f"{url} answers in {1000 * fastest.took_s:.1f} ms{_version(document)}"
     has_protocol = hello.answer.status == 422  # a token that is refused hides it
     yield Finding("collector", "ok", known + (f", protocol {wire.PROTOCOL} as here" if has_protocol else ""))
-    yield judge_token(token, hello.answer, document)
+    if is_open:
+        yield Finding("token", "note", "the collector asks for none, so the one given here was not checked")
+    else:
+        yield judge_token(token, hello.answer, document)
     yield from judge_readiness(ready.answer)
     if fastest.date is not None:
         yield judge_clock(fastest.date, fastest.sent, fastest.took_s)
+
+
+def _takes_no_token(parts: SplitResult, connection: Connection) -> bool:
+    """Return True if the collector answers a hello without a token as one with it; raises StepError."""
+    client = Client(parts, None, connection)
+    return client.send("PUT", HELLO, json.dumps({"protocol": wire.PROTOCOL}).encode()).answer.status == 422
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gradcanary import wire
 from gradcanary.sanity.measurements import Json, Measurements, Outcome, Pairs, finite
@@ -42,6 +43,13 @@ RULES = {
     "metrics": ("metric",),
 }
 """The rules whose incidents belong to a check."""
+
+DEPENDS = "Look whether the loss depends on parameters that the optimizer holds."
+
+NO_GRADIENT = (
+    "Print the names of the parameters that have a gradient after backward(), and compare them with those of the "
+    "optimizer. Make it when the model is complete, of all parameters that should train."
+)
 
 NO_STEP = (
     "The loop that trains calls optimizer.step() of a torch optimizer. One that updates its parameters itself calls "
@@ -113,7 +121,8 @@ def _kinds(found: Measurements) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _had_gradient(found: Measurements, name: str) -> bool:
-    return any(value != 0 for _, value in found.stats.get("absmax", {}).get(name, ()))
+    stats = (found.stats.get(stat, {}).get(name, ()) for stat in ("absmax", "nonfinite"))
+    return any(value != 0 for pairs in stats for _, value in pairs)
 
 
 def _check(code: str, found: Measurements, otherwise: Callable[[], tuple[Verdict, str]]) -> Check:
@@ -174,7 +183,8 @@ def _loss(found: Measurements) -> Check:
         return Check("loss", "not judged", f"{text}: too few steps")
     if min(values) == max(values) != 0 and len(values) >= OBSERVATIONS and _has_rate(found):
         text = f"exactly {number(first)} in each of {count(len(values), 'step')}: nothing that is trained changes it"
-        return Check("loss", "not ok", text, "Look whether the loss depends on parameters that the optimizer holds.")
+        known = [each for each in found.incidents if each["rule"] in RULES["optimizer"] + RULES["updates"]]
+        return Check("loss", "not ok", text, _do_first(known[0]) if known else DEPENDS)
     spread = statistics.pstdev(values[-span * 2 :]) if len(values) >= 4 * span else 0.0
     if abs(last - first) <= spread:
         return Check("loss", "not judged", f"{text}: no more than it varies from step to step")
@@ -202,12 +212,15 @@ def _gradients(found: Measurements) -> Check:
             return "not ok", text
         return "not judged", f"{text}: they may cancel, come later, or be like others that had one"
 
-    return _check("gradients", found, otherwise)
+    checked = _check("gradients", found, otherwise)
+    return replace(checked, do_first=NO_GRADIENT) if len(never) == len(names) and not checked.do_first else checked
 
 
 def _optimizer(found: Measurements) -> Check:
     def otherwise() -> tuple[Verdict, str]:
         total = count(len(found.layers), "trainable parameter", ("is in an optimizer", "are in an optimizer"))
+        if not any(_had_gradient(found, layer["name"]) for layer in found.layers):
+            return "not judged", f"{count(len(found.layers), 'parameter')} of the optimizers, and none had a gradient"
         frozen = [each["text"] for each in found.facts if each["code"] == wire.FROZEN_PARAMETERS]
         if found.steps <= 12:
             return "not judged", f"{total}; others are looked for after 10 steps"
@@ -268,6 +281,8 @@ def _sums(found: Measurements) -> Check:
     def otherwise() -> tuple[Verdict, str]:
         micro_steps = max((layer["micro_steps"] or 0 for layer in found.layers), default=0)
         dtypes = ", ".join(sorted(found.run.get("accumulators", {})))
+        if not dtypes:
+            return "not seen", "no gradient was summed"
         if micro_steps <= 1:
             return "ok", f"1 micro-step in a step: nothing is summed (gradients in {dtypes})"
         return "ok", f"{micro_steps:,} micro-steps in a step, summed in {dtypes}"
@@ -314,7 +329,7 @@ def _has_rate(found: Measurements) -> bool:
 
 
 def _nonfinite(found: Measurements) -> Pairs:
-    return [pair for pairs in found.stats.get("absmax", {}).values() for pair in pairs if not math.isfinite(pair[1])]
+    return [pair for pairs in found.stats.get("nonfinite", {}).values() for pair in pairs if pair[1] > 0]
 
 
 def _over_layers(

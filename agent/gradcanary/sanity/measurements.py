@@ -12,7 +12,7 @@ from typing import Any
 Json = dict[str, Any]
 Pairs = list[tuple[int, float]]
 
-STATS = ("absmax", "zero_fraction", "update_ratio", "accumulation_error")
+STATS = ("absmax", "nonfinite", "zero_fraction", "update_ratio", "accumulation_error")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Measurements:
     """What was measured of a run; everything is empty if it made no step.
 
     ``metrics`` are pairs of step and value by name, ``stats`` the same by stat and parameter. An absmax of a
-    parameter without a gradient is missing.
+    parameter without a gradient, or of one with no finite element, is missing.
     """
 
     run: Json = field(default_factory=dict)

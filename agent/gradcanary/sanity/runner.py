@@ -81,6 +81,9 @@ def run_watched(
         child = _Child(program, {**environ, **variables}, verbose=verbose)
         try:
             status, peak_bytes = child.wait(lambda: _has_made(read, name, steps))
+        except KeyboardInterrupt:
+            child.interrupt()
+            raise
         finally:
             child.close()
     if name not in (now := _names(read)):  # the script names its run itself
@@ -159,6 +162,12 @@ class _Child:
         self._output.join(1.0)
         peak = ended[2].ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return self._process.returncode, peak
+
+    def interrupt(self) -> None:
+        """Pass a Ctrl-C on, and give the training the time to end its own workers."""
+        self._signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(TERM_S)
 
     def close(self) -> None:
         """End all that is left of it, also workers of a launcher that was killed."""

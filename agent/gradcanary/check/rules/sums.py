@@ -142,12 +142,13 @@ def _outlives(made: ast.expr, buffer: ast.expr, event: Event, program: Program) 
 
 
 def _takes_elements(loop: ast.AST, buffer: ast.expr) -> bool:
-    """Return True for the loop that runs over the buffers themselves."""
-    return (
-        isinstance(loop, ast.For)
-        and isinstance(buffer, ast.Name)
-        and _iterated(loop.target, loop.iter, buffer.id) is not None
-    )
+    """Return True for the loop that runs over the buffers themselves, or over the places of one."""
+    if not isinstance(loop, ast.For):
+        return False
+    if isinstance(buffer, ast.Subscript):
+        targets = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
+        return any(isinstance(each, ast.Name) and each.id in targets for each in ast.walk(buffer.slice))
+    return isinstance(buffer, ast.Name) and _iterated(loop.target, loop.iter, buffer.id) is not None
 
 
 LOW_PRECISION_SUM = Rule(

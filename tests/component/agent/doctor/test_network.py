@@ -91,6 +91,12 @@ def test_a_collector_without_tokens_is_fine_and_gets_nothing(examine: Examine, m
     assert module_collector.get("/api/v1/runs").json()["runs"] == []
 
 
+def test_a_token_that_nobody_asks_for_is_not_praised(examine: Examine, module_collector: Collector) -> None:
+    status, found = examine("--url", module_collector.url, "--token", "gc_wrong")
+    assert (status, found["token"]["state"]) == (0, "note")
+    assert "was not checked" in found["token"]["found"]
+
+
 @pytest.mark.parametrize(
     ("scope", "state", "says"),
     [

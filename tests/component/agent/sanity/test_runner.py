@@ -69,7 +69,7 @@ def run(folder: Path, collector: Collector, text: str, steps: int = 40, *words: 
     script.write_text(HEAD + text)
     program = [sys.executable, str(script), *words]
     source = Source(collector.url)
-    return run_watched(program, steps, source, environ=training_environment(program, source))
+    return run_watched(program, steps, source, environ=training_environment(program, source, every="1"))
 
 
 def test_it_ends_at_the_step_with_the_weights_of_a_run_alone(tmp_path: Path, module_collector: Collector) -> None:

@@ -52,7 +52,7 @@ def test_a_training_joins_no_run_of_the_user(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("GRADCANARY_RUN", "sdxl-0412")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     source = Source("http://127.0.0.1:9")
-    first, second = (sanity.training_environment(["python", "train.py"], source) for _ in range(2))
+    first, second = (sanity.training_environment(["python", "train.py"], source, every="1") for _ in range(2))
     assert first["GRADCANARY_URL"] == source.url
     assert first["GRADCANARY_RUN"].startswith("train-")
     assert len({first["GRADCANARY_RUN"], second["GRADCANARY_RUN"], "sdxl-0412"}) == 3

@@ -19,6 +19,7 @@ def run(
     steps: int = STEPS,
     *,
     absmax: dict[str, Pairs] | None = None,
+    nonfinite: dict[str, Pairs] | None = None,
     incidents: tuple[Json, ...] = (),
     **metrics: list[float],
 ) -> Measurements:
@@ -33,7 +34,11 @@ def run(
         layers=layers,
         incidents=list(incidents),
         metrics={name: list(enumerate(values)) for name, values in given.items()},
-        stats={"absmax": {**had, **(absmax or {})}, "update_ratio": {name: [(0, 0.01)] for name in names}},
+        stats={
+            "absmax": {**had, **(absmax or {})},
+            "nonfinite": nonfinite or {},
+            "update_ratio": {name: [(0, 0.01)] for name in names},
+        },
     )
 
 
@@ -169,12 +174,35 @@ def test_short_runs_are_not_judged_for_what_takes_longer() -> None:
 
 
 def test_skipped_steps_of_a_scaler_are_no_fault() -> None:
-    found = run(absmax={"head.w": [(0, float("inf")), (1, 0.1)]}, scaler_scale=[32768.0] * 60)
+    found = run(absmax={"head.w": [(1, 0.1)]}, nonfinite={"head.w": [(0, 1.0), (1, 0.0)]}, scaler_scale=[32768.0] * 60)
     report = judge(outcome(), found)
     assert report.is_healthy
     assert report.first_nonfinite_step == 0
     assert check(report, "finite").text.startswith("not in 1 step, the last one 0")
     assert (0, 0.1) in report.absmax
+
+
+NO_GRADIENT: dict[str, Pairs] = {"blocks.0.w": [], "blocks.1.w": [], "head.w": []}
+
+
+def test_gradients_that_are_never_finite_are_gradients() -> None:
+    every: Pairs = [(step, 1.0) for step in range(STEPS)]
+    report = judge(outcome(), run(absmax=NO_GRADIENT, nonfinite=dict.fromkeys(NO_GRADIENT, every)))
+    assert check(report, "gradients").verdict == "ok"
+    assert report.first_nonfinite_step == 0
+
+
+def test_an_optimizer_whose_parameters_have_no_gradient_is_not_praised() -> None:
+    report = judge(outcome(), run(absmax=NO_GRADIENT))
+    assert check(report, "optimizer").verdict == "not judged"
+    assert "compare them with those of the optimizer" in check(report, "gradients").do_first
+
+
+def test_a_loss_that_stands_still_names_what_is_known_of_the_weights() -> None:
+    frozen = incident("frozen", "warning", "head.w")
+    report = judge(outcome(), run(loss=[1.5] * STEPS, incidents=(frozen,)))
+    assert check(report, "loss").do_first == "undo frozen"
+    assert "the loss depends" in check(judge(outcome(), run(loss=[1.5] * STEPS)), "loss").do_first
 
 
 @given(

@@ -45,6 +45,7 @@ def test_quiet_where_no_gradient_certainly_reaches_it(features: str) -> None:
         "[*head.parameters(), *encoder.parameters()]",
         "nn.ModuleList([head, encoder]).parameters()",
         "gather(head, encoder)",
+        "[image]",
     ],
 )
 def test_quiet_where_it_may_be_given_to_the_optimizer(parameters: str) -> None:

@@ -39,6 +39,7 @@ def test_sums(made: str, add: str) -> None:
         ("torch.zeros(1, dtype=torch.bfloat16)", "total = loss"),
         ("torch.zeros(1, dtype=torch.bfloat16)", "x += 1"),
         ("0", "y = torch.zeros(1, dtype=torch.bfloat16); y += loss"),
+        ("torch.zeros(9, dtype=torch.bfloat16)", "total[x] += loss"),
     ],
 )
 def test_quiet(made: str, add: str) -> None:
