@@ -101,7 +101,7 @@ _EXPLOSION = (
 )
 _DIVERGING = (
     "Compare the batch of this step with those before, print the optimizer's settings, correct what is wrong, and "
-    "{back}, where the loss had not risen yet. If the batch is like the others, a learning rate or momentum may be "
+    "{back}, where the loss was still low. If the batch is like the others, a learning rate or momentum may be "
     "too high. If nothing is wrong and nothing clips yet, clip the total norm."
 )
 _UNUSED = (
