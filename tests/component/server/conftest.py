@@ -1,7 +1,7 @@
 """Everything that needs a store is tested on both databases."""
 
 from support.dialects import dialect, empty_url, new_db, new_store_url
-from support.server.fixtures import archive, module_archive, new_store, receiver_factory, store
+from support.server.fixtures import archive, module_archive, new_store, prompt_rounds, receiver_factory, store
 
 __all__ = [
     "archive",
@@ -11,6 +11,7 @@ __all__ = [
     "new_db",
     "new_store",
     "new_store_url",
+    "prompt_rounds",
     "receiver_factory",
     "store",
 ]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradcanary_server.incidents import text
 from gradcanary_server.notify import dispatcher as dispatchers
 from support.receivers import Receiver
 from support.server import archives, stores
@@ -23,6 +24,13 @@ def archive(module_archive):
     return module_archive
 
 
+@pytest.fixture(autouse=True)
+def prompt_rounds(monkeypatch):
+    """The dispatcher looks often, and composes all that is due, however slow the machine is."""
+    monkeypatch.setattr(dispatchers, "WAKE_S", 0.1)
+    monkeypatch.setattr(text, "COMPOSE_S", 3600.0)
+
+
 @pytest.fixture
 def store(new_store_url):
     """A migrated store with a run in it, without a collector."""
@@ -32,7 +40,7 @@ def store(new_store_url):
 
 
 @pytest.fixture
-def new_store(new_store_url, monkeypatch):
+def new_store(new_store_url, prompt_rounds, monkeypatch):
     """Make stores whose clock can be moved on, under a dispatcher that looks at it often."""
     monkeypatch.setattr(dispatchers, "WAKE_S", 0.01)
     made = []
