@@ -25,10 +25,9 @@ demo: $(VENV)/.product
 test: $(VENV)/.browser
 	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) -m '$(QUICK)' $(ARGS)
 
-# All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages. In the order of the
-# folders: what waits for processes comes first, and short tests fill the processors at the end.
+# All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages.
 test-all: $(VENV)/.browser
-	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) $(ARGS)
 
 # No part of "test-all": it fails where there is no GPU.
 test-gpu: $(VENV)/.development
