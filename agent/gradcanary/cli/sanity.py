@@ -31,9 +31,10 @@ WITHOUT_AND_WITH = "0,1"
 """What ``--checkpointing`` means without a value."""
 
 USAGE = """\
-gradcanary sanity [--steps N] [--json] [--verbose] [--url URL] SCRIPT.py [-- ARGUMENTS ...]
-       gradcanary sanity ... -m MODULE [-- ARGUMENTS ...]
-       gradcanary sanity ... -- COMMAND ..., as torchrun --nproc-per-node 2 train.py"""
+gradcanary sanity [OPTIONS] SCRIPT.py [-- ARGUMENTS]
+       gradcanary sanity [OPTIONS] -m MODULE [-- ARGUMENTS]
+       gradcanary sanity [OPTIONS] -- COMMAND ..."""
+"""Such as ``torchrun --nproc-per-node 2 train.py``; no line is wider than the narrowest terminal of the tests."""
 
 NO_COLLECTOR = """\
 gradcanary sanity needs a collector, and {missing} is not installed here. Either install it, in a clone of gradcanary: \

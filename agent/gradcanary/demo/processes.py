@@ -45,8 +45,8 @@ def reader(url: str, token: str | None = None, tls: ssl.SSLContext | None = None
 
     def read(path: str) -> Any:  # noqa: ANN401 -- JSON
         with opener.open(urllib.request.Request(f"{url}/api/v1{path}", headers=headers), timeout=30) as answer:  # noqa: S310 -- http or https, checked
-            is_json = answer.headers.get_content_type() == "application/json"
-            return json.load(answer) if is_json else answer.read().decode()
+            is_csv = answer.headers.get_content_type() == "text/csv"
+            return answer.read().decode() if is_csv else json.load(answer)
 
     return read
 

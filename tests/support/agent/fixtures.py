@@ -16,11 +16,12 @@ from support.agent.recorded import Recorded
 loops = lru_cache(loop_table.loops)
 
 _WATCHING = re.compile(r"^gradcanary: watching .*: http\S+/runs/\S+\n", re.MULTILINE)
+_OPEN = re.compile(r"^gradcanary: \d+ incidents? open at the end, .*\n?", re.M)
 
 
 def complaints(stderr: str) -> str:
-    """Return what was printed but for the line of each watch that names its run's page."""
-    return _WATCHING.sub("", stderr)
+    """Return what was printed but for the lines of each watch: its run's page, and the incidents open at the end."""
+    return _OPEN.sub("", _WATCHING.sub("", stderr))
 
 
 @pytest.fixture(autouse=True)
