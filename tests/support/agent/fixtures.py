@@ -16,7 +16,7 @@ from support.agent.recorded import Recorded
 loops = lru_cache(loop_table.loops)
 
 _WATCHING = re.compile(r"^gradcanary: watching .*: http\S+/runs/\S+\n", re.MULTILINE)
-_OPEN = re.compile(r"^gradcanary: \d+ incidents? open at the end, .*\n?", re.M)
+_OPEN = re.compile(r"^gradcanary: \d+ incidents? open at the end, .*\n?", re.MULTILINE)
 
 
 def complaints(stderr: str) -> str:

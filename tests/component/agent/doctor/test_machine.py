@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,11 @@ def test_a_full_disk_is_a_fault(examine: Examine, monkeypatch) -> None:
 def test_a_disk_that_hangs_and_one_that_is_nearly_full(examine: Examine, monkeypatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 99, 2**20))
     assert "1.00 MiB free: a process keeps up to 256 MiB there" in examine("--url", NOBODY)[1]["spool"]["found"]
-    monkeypatch.setattr(machine, "FOLDER_S", 0.0)
+    hangs = threading.Event()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: hangs.wait(30))
+    monkeypatch.setattr(machine, "FOLDER_S", 0.1)
     assert "does not answer" in examine("--url", NOBODY)[1]["spool"]["found"]
+    hangs.set()
 
 
 def test_a_user_without_a_home(examine: Examine, monkeypatch) -> None:
