@@ -267,8 +267,7 @@ def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
         alone = desk.api.get(f"/api/v1/incidents/{each['id']}").json()
         assert {name: alone[name] for name in each} == each
 
-    for _ in listed:  # a slow machine composes one in a round
-        desk.write(lambda connection, _: text.store_summaries(connection, text.compose_missing(connection)))
+    desk.write(lambda connection, _: text.store_summaries(connection, text.compose_missing(connection)))
     assert desk.api.get("/api/v1/incidents").json()["incidents"] == listed
     read = []
     event.listen(desk.store.database._engine, "before_cursor_execute", lambda *asked: read.append(asked[2]))

@@ -28,7 +28,7 @@ from support.server.stores import SLOW, URL, Store
 from support.server.transitions import fired, resolved
 from support.waiting import eventually
 
-QUICK = Pace(wait_s=0.1, interval_s=1.0)
+QUICK = Pace(wait_s=0.1, interval_s=3.0)
 
 
 def listen(store, receiver, secret=None):
