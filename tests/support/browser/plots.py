@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
@@ -18,13 +19,21 @@ def open_run(open_page: Callable[..., Page], url: str, path: str) -> Page:
 
 
 def until(page: Page, what: str, arg: Any = None) -> None:
-    """Wait for an expression, or a function of ``arg``, to hold.
+    """Wait for an expression, or a function of ``arg``, to hold. What it reads may not be drawn yet.
 
     Playwright's own way evaluates text inside the page, which the page's policy forbids; asked from outside it may be.
     """
     waited_ms = 0
-    while not page.evaluate(what, arg):
-        assert waited_ms < 20_000, what
+    while True:
+        missing = ""
+        try:
+            if page.evaluate(what, arg):
+                return
+        except PlaywrightError as error:
+            missing = error.message
+            if "Cannot read properties of" not in missing:
+                raise
+        assert waited_ms < 20_000, f"{what} {missing}"
         page.wait_for_timeout(50)
         waited_ms += 50
 
