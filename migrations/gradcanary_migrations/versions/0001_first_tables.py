@@ -45,6 +45,13 @@ def upgrade() -> None:
         "ix_batch_choice", "batch", ["run_id", "launch_no", "session", "seq", "first_step", "last_step"], unique=False
     )
     op.create_table(
+        "compaction_claim",
+        sa.Column("run_id", sa.BigInteger(), nullable=False),
+        sa.Column("holder", sa.String(length=32), nullable=False),
+        sa.Column("lease_until", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_compaction_claim")),
+    )
+    op.create_table(
         "counter",
         sa.Column("name", sa.String(length=40), nullable=False),
         sa.Column("last", sa.Integer(), nullable=False),

@@ -19,7 +19,7 @@ from gradcanary_server.ingest.messages import END_STATES
 from gradcanary_server.ingest.sessions import add_late_gap
 from gradcanary_server.ingest.shard_merge import AbsentRank, MergedBatch, RankBatch, combine_norms, merge
 from gradcanary_server.storage.layers import LayerSetCache
-from gradcanary_server.storage.schema import batch, launch, session
+from gradcanary_server.storage.schema import batch, iter_runs, launch, session
 from gradcanary_server.tsdb.batch import MetricColumn
 from gradcanary_server.tsdb.log import BatchLog, LoggedBatch
 from gradcanary_server.validation import LIMITS
@@ -41,6 +41,7 @@ TOTAL_NORM = "total_norm"
 _OVERDUE = (
     select(batch.c.run_id, batch.c.launch_no)
     .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
+    .where(session.c.run_id.in_(bindparam("runs", expanding=True)))
     .where(session.c.is_sharded, session.c.next_seq > session.c.sealed_seq)
     .where(batch.c.received <= bindparam("latest"))
     .distinct()
@@ -104,8 +105,11 @@ def awaited_steps(ranks: Mapping[int, Rank], expected: Sequence[int], merged_ste
 
 def find_overdue(connection: Connection, now: float) -> list[tuple[int, int]]:
     """Return the launches, by run and number, in which a batch has waited too long."""
-    rows = connection.execute(_OVERDUE, {"latest": now - LAG_S})
-    return [(row.run_id, row.launch_no) for row in rows]
+    overdue: list[tuple[int, int]] = []
+    for runs in iter_runs(connection, batch):
+        rows = connection.execute(_OVERDUE, {"runs": runs, "latest": now - LAG_S})
+        overdue += [(row.run_id, row.launch_no) for row in rows]
+    return overdue
 
 
 class ShardMerger:

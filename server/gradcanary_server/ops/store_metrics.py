@@ -90,7 +90,7 @@ class StoreMetrics(Collector):
         yield GaugeMetricFamily("gradcanary_runs", "Runs, whatever became of them.", value=runs)
         pending = connection.scalar(select(func.count()).select_from(delivery).where(delivery.c.state == "pending"))
         yield GaugeMetricFamily("gradcanary_deliveries_pending", "Messages that are to be delivered.", value=pending)
-        waiting = len(compaction.seal_candidates(connection, self.database.now(connection)))
+        waiting = len(compaction.waiting_sessions(connection, self.database.now(connection)))
         text = "Sessions with measurements that are to leave the log for tiles."
         yield GaugeMetricFamily("gradcanary_compaction_waiting_sessions", text, value=waiting)
         size = self.database.size(connection)

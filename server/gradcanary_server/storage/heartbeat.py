@@ -13,6 +13,7 @@ from gradcanary_server.storage.runs import SILENT
 from gradcanary_server.storage.schema import (
     batch,
     collector_heartbeat,
+    compaction_claim,
     delivery,
     endpoint,
     incident,
@@ -37,6 +38,7 @@ _TIMES = (
     delivery.c.maybe_delivered_at,
     delivery.c.next_attempt,
     delivery.c.lease_until,
+    compaction_claim.c.lease_until,
 )
 """In the order in which other transactions lock these tables. A lease and a next attempt may lie ahead; ending
 them early harms nothing."""

@@ -25,6 +25,7 @@ from gradcanary_server.storage.schema import (
     configuration,
     insert_new,
     launch,
+    next_number,
     run,
     run_name,
     session,
@@ -164,6 +165,10 @@ def drop_aliases(connection: Connection, run_id: int, kept: Collection[str]) -> 
     connection.execute(delete(run_name).where(run_name.c.name.in_(dropped)))
 
 
+DELETION = "deletion"
+"""The counter of deleted runs."""
+
+
 def delete_run(connection: Connection, row: Record, now: float) -> None:
     """Delete the rows of a locked run and free its names; its sessions get 410.
 
@@ -176,6 +181,7 @@ def delete_run(connection: Connection, row: Record, now: float) -> None:
             insert_new(connection, session_tombstone, {"run": name, "session": session_id, "deleted": now})
     connection.execute(delete(run_name).where(run_name.c.run_id == row.run_id))
     connection.execute(delete(run).where(run.c.run_id == row.run_id))
+    next_number(connection, DELETION)
 
 
 def _select_by_name(name: str) -> Select[Any]:

@@ -6,11 +6,12 @@ include it, so that Citus can keep the rows of a run together; no foreign key le
 ``run_name``, which finds the run of a name, is the exception. Only the measurements are distributed: see ``HEAVY``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     Boolean,
     Column,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     String,
     Table,
     Text,
@@ -32,6 +34,7 @@ from sqlalchemy import (
     bindparam,
     false,
     func,
+    select,
     text,
     update,
 )
@@ -237,6 +240,14 @@ tile = Table(
     Column("body", LargeBinary, nullable=False),  # tile_codec.pack()
 )
 
+compaction_claim = Table(
+    "compaction_claim",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),  # no foreign key: a collector may compact while a run is deleted
+    Column("holder", String(32), nullable=False),  # a collector, named at random
+    Column("lease_until", Double, nullable=False),
+)
+
 rule_state = Table(
     "rule_state",
     metadata,
@@ -260,7 +271,7 @@ metric = Table(
 counter = Table(
     "counter",
     metadata,
-    Column("name", String(40), primary_key=True),  # incident
+    Column("name", String(40), primary_key=True),  # incident | deletion (of a run)
     Column("last", Integer, nullable=False),  # never used again, also after the deletion of its row
 )
 
@@ -453,6 +464,35 @@ def insert_new(connection: Connection, table: Table, values: Mapping[str, object
     """Insert a row unless its key exists, also in an open transaction, for which it waits; return True if it is new."""
     row = _INSERT[connection.dialect.name](table).values(**values).on_conflict_do_nothing()
     return connection.execute(row.returning(*table.primary_key)).first() is not None
+
+
+PAGE_RUNS = 256
+"""Runs of one page of :func:`iter_runs`."""
+
+
+def iter_runs(connection: Connection, table: Table) -> Iterator[Sequence[int]]:
+    """Yield the ids of all runs that have rows in a table, in pages."""
+    after, query = -1, _page_of_runs(table)
+    while page := connection.scalars(query, {"after": after}).all():
+        yield page
+        if len(page) < PAGE_RUNS:
+            return
+        after = page[-1]
+
+
+def run_ids(table: Table) -> CTE:
+    """Return the ids of the runs in a table after ``:after``, and a NULL; it jumps by key and scans no rows."""
+    after = bindparam("after", type_=BigInteger)
+    first = select(func.min(table.c.run_id).label("run_id")).where(table.c.run_id > after)
+    found = first.cte("ids", recursive=True)
+    following = select(func.min(table.c.run_id)).where(table.c.run_id > found.c.run_id).scalar_subquery()
+    return found.union_all(select(following).where(found.c.run_id.is_not(None)))
+
+
+@lru_cache(maxsize=8)
+def _page_of_runs(table: Table) -> Select[int]:
+    ids = run_ids(table)
+    return select(ids.c.run_id).where(ids.c.run_id.is_not(None)).limit(PAGE_RUNS)
 
 
 def next_number(connection: Connection, name: str) -> int:

@@ -6,13 +6,13 @@ A tile of a rollup level is made when the eight tiles below it are complete.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import BigInteger, Connection, Row, Select, and_, bindparam, delete, func, or_, select, update
 
 from gradcanary import wire
-from gradcanary_server.storage.schema import batch, session
+from gradcanary_server.storage.schema import batch, iter_runs, session
 from gradcanary_server.storage.schema import stream as stream_table
 from gradcanary_server.tsdb import tiles
 from gradcanary_server.tsdb.log import BatchLog, LoggedBatch
@@ -74,15 +74,27 @@ class SealPlan(Plan):
     end_seq: int
 
 
-def _seal_candidates() -> Select[int, str]:
+class Waiting(NamedTuple):
+    """A session with batches to seal, ``size`` bytes of the log."""
+
+    run_id: int
+    session: str
+    size: int
+
+
+def _seal_candidates() -> Select[int, str, int]:
     joined = (stream_table.c.run_id == session.c.run_id) & (stream_table.c.launch_no == session.c.launch_no)
     span = bindparam("rows", type_=BigInteger) * session.c.every
     is_over = session.c.ended.is_not(None) | (session.c.last_seen < bindparam("last_seen"))
     fills_a_tile = session.c.last_step + 1 >= (func.coalesce(stream_table.c.sealed_until, 0) // span + 1) * span
     is_long = session.c.next_seq - session.c.sealed_seq >= bindparam("most", type_=BigInteger)
+    of_session = (batch.c.run_id == session.c.run_id) & (batch.c.session == session.c.session)
+    logged = of_session & (batch.c.seq >= session.c.sealed_seq)
+    size = select(func.coalesce(func.sum(func.length(batch.c.body)), 0)).where(logged).scalar_subquery()
     return (
-        select(session.c.run_id, session.c.session)
+        select(session.c.run_id, session.c.session, size)
         .outerjoin(stream_table, and_(joined, stream_table.c.every == session.c.every))
+        .where(session.c.run_id.in_(bindparam("runs", expanding=True)))
         .where(session.c.is_sharded.is_(False), session.c.next_seq > session.c.sealed_seq)
         .where(or_(is_over, fills_a_tile, is_long))
     )
@@ -91,13 +103,18 @@ def _seal_candidates() -> Select[int, str]:
 _SEAL_CANDIDATES = _seal_candidates()  # built once: it runs every other second, and mostly finds nothing
 
 
-def seal_candidates(connection: Connection, now: float) -> list[tuple[int, str]]:
+def waiting_sessions(connection: Connection, now: float) -> list[Waiting]:
+    """Return the sessions of all runs with batches to seal."""
+    return [each for runs in iter_runs(connection, batch) for each in seal_candidates(connection, runs, now)]
+
+
+def seal_candidates(connection: Connection, runs: Sequence[int], now: float) -> list[Waiting]:
     """Return the sessions that fill a tile or have many batches, or that are over with batches in the log.
 
     Merged shards are deleted from the log by ingest.
     """
-    values = {"last_seen": now - OVER_S, "rows": tiles.TILE_ROWS, "most": MOST_BATCHES}
-    return [(row.run_id, row.session) for row in connection.execute(_SEAL_CANDIDATES, values)]
+    values = {"runs": runs, "last_seen": now - OVER_S, "rows": tiles.TILE_ROWS, "most": MOST_BATCHES}
+    return [Waiting(run_id, name, int(size)) for run_id, name, size in connection.execute(_SEAL_CANDIDATES, values)]
 
 
 def plan_seal(
@@ -216,9 +233,9 @@ def _build_metric_rollup(
     return key, {"names": encode_series(names), **vars(aggregates)}
 
 
-def rollup_candidates(connection: Connection, runs: Collection[int] | None) -> list[tuple[int, int, int]]:
-    """Return run, launch and interval of the streams of these runs, None = all, that fill a tile of a rollup."""
-    streams = tiles.all_streams(connection, runs)
+def rollup_candidates(connection: Connection, runs: Collection[int]) -> list[tuple[int, int, int]]:
+    """Return run, launch and interval of the streams of these runs that fill a tile of a rollup."""
+    streams = tiles.streams_of(connection, runs)
     return [(run_id, stream.launch_no, stream.every) for run_id, stream in streams if _next_level(stream) is not None]
 
 

@@ -6,13 +6,15 @@ changed in between. A kill in between loses nothing: the log still has the batch
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.clock import timestamp
 from gradcanary_server.errors import StoreUnavailable
 from gradcanary_server.storage.database import Database
-from gradcanary_server.tsdb import compaction, retention
+from gradcanary_server.storage.schema import iter_runs, stream
+from gradcanary_server.tsdb import claims, compaction, retention
+from gradcanary_server.tsdb.claims import Claim
 from gradcanary_server.tsdb.compaction import Plan
 from gradcanary_server.tsdb.log import BatchLog
 from gradcanary_server.tsdb.tiles import TileStore, pack_tiles
@@ -43,46 +45,75 @@ class Compactor(BackgroundLoop):
     ) -> None:
         super().__init__("compactor", logger)
         self._database = database
+        self._claims = claims.Claims(database)
         self._log = log
         self._tiles = tiles
         self._merge_overdue = merge_overdue
         self._raw_s = None if raw_days is None else raw_days * 86_400
         self._retention_at = 0.0
         self._doubted_until: float | None = None
-        self._deleted: tuple[int, float] | None = None
+        self._deleted: int | None = None
         self._has_free_pages = True
         self._is_first = True
 
     def compact(self) -> None:
-        """Run one round; first merge the shards that have waited too long for a rank."""
-        self._merge_overdue()
-        with self._database.read() as connection:
-            sessions = compaction.seal_candidates(connection, self._database.now(connection))
-        for key in sessions:
-            self._repeat(self._seal, *key)
-        runs = None if self._is_first else {run_id for run_id, _ in sessions}
-        if runs is None or runs:
-            with self._database.read() as connection:
-                streams = compaction.rollup_candidates(connection, runs)
-            for stream in streams:
-                self._repeat(self._roll_up, *stream)
-        self._is_first = False
-        self._tidy()
+        """Run one round; first merge the shards that have waited too long for a rank.
 
-    def _repeat(self, work: Callable[..., bool], *key: int | str) -> None:
+        Collectors of one store share the runs; one at a time merges, and deletes at the end.
+        """
+        with self._database.singleton_lock() as is_alone:
+            if is_alone:
+                self._merge_overdue()
+            for runs in claims.split_groups(self._waiting_runs()):
+                self._compact_group(runs)
+            self._is_first = False
+            if is_alone:
+                self._tidy()
+
+    def _waiting_runs(self) -> dict[int, int]:
+        """Return the runs that have work, and the bytes of the log that wait in each."""
+        with self._database.read() as connection:
+            runs = dict.fromkeys(self._claims.left_over(connection), 0)
+            if self._is_first and self._database.has_one_writer:  # it claims nothing: what a kill left is not known
+                for page in iter_runs(connection, stream):
+                    runs |= dict.fromkeys((key[0] for key in compaction.rollup_candidates(connection, page)), 0)
+            for run_id, _, size in compaction.waiting_sessions(connection, self._database.now(connection)):
+                runs[run_id] = runs.get(run_id, 0) + size
+        return runs
+
+    def _compact_group(self, runs: Sequence[int]) -> None:
+        """Compact those of these runs that no other collector compacts."""
+        with self._claims.claim(runs) as claim:
+            if not claim.runs:
+                return
+            with self._database.read() as connection:  # again: another collector may have compacted them
+                sessions = compaction.seal_candidates(connection, claim.runs, self._database.now(connection))
+            for run_id, session_id, _ in sessions:
+                self._repeat(claim, self._seal, run_id, session_id)
+            with self._database.read() as connection:
+                streams = compaction.rollup_candidates(connection, claim.runs)
+            for key in streams:
+                self._repeat(claim, self._roll_up, *key)
+
+    def _repeat(self, claim: Claim, work: Callable[..., bool], run_id: int, *key: int | str) -> None:
         """Work on one session or stream until it is done; a failure does not stop the others."""
         try:
-            while not self._stopping.is_set() and work(*key):
+            while not self._stopping.is_set():
+                if not work(run_id, *key):
+                    return
                 self._heartbeat()
+                self._claims.renew(claim)
+            claim.unfinished.add(run_id)
         except StoreUnavailable:
             raise  # the store fails, not this session
         except Exception:  # the log keeps everything until the next round
-            logger.exception("%s of %s failed; again in %s s", work.__name__, key, WAKE_S)
+            claim.unfinished.add(run_id)
+            logger.exception("%s of %s failed; again in %s s", work.__name__, (run_id, *key), WAKE_S)
 
     def _tidy(self) -> None:
         """Delete the measurements of deleted runs and expired samples, and return the space to the disk."""
         with self._database.read() as connection:
-            deleted = retention.deletion_mark(connection)
+            deleted = retention.count_deletions(connection)
         if deleted != self._deleted and self._purge():
             self._deleted = deleted
         if self._raw_s is not None and time.monotonic() >= self._retention_at:
@@ -128,9 +159,8 @@ class Compactor(BackgroundLoop):
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):
-            with self._tracked_round(), self._database.singleton_lock() as is_alone:
-                if is_alone:
-                    self.compact()
+            with self._tracked_round():
+                self.compact()
 
     def _seal(self, run_id: int, session_id: str) -> bool:
         """Seal some batches of a session; return True if there may be more."""

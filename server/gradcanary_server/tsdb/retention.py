@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_, union_all
 
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.heartbeat import Heartbeat
-from gradcanary_server.storage.schema import HEAVY, batch, rule_state, run, session_tombstone, tile
+from gradcanary_server.storage.runs import DELETION
+from gradcanary_server.storage.schema import HEAVY, batch, counter, iter_runs, rule_state, run, run_ids, tile
+from gradcanary_server.storage.schema import stream as stream_table
 from gradcanary_server.tsdb import tiles
-from gradcanary_server.tsdb.tiles import METRIC_STREAM, SampleStream
+from gradcanary_server.tsdb.tiles import STEPS, SampleStream
 
 DOUBT_S = 86_400.0
 """Seconds: after a gap as long as this the clock is doubted as long."""
@@ -37,18 +40,17 @@ def doubted_until(connection: Connection, now: float) -> float | None:
 CHUNK_ROWS = 500
 """Rows that one transaction deletes."""
 
-_COUNT = select(func.count(), func.max(session_tombstone.c.deleted))
+_DELETIONS = select(counter.c.last).where(counter.c.name == DELETION)
 
 
-def deletion_mark(connection: Connection) -> tuple[int, float]:
-    """Return a value that changes with each deletion: only then is a search for orphans worth its time."""
-    row = connection.execute(_COUNT).one()
-    return row[0], row[1] or 0.0
+def count_deletions(connection: Connection) -> int:
+    """Return a number that rises with each deletion of a run: only then is a search for orphans worth its time."""
+    return connection.execute(_DELETIONS).scalar_one_or_none() or 0
 
 
 def orphaned_tables(connection: Connection) -> list[tuple[Table, int]]:
     """Return each table with measurements of deleted runs, and the run_id."""
-    return [(table, run_id) for table in HEAVY for run_id in connection.scalars(_orphans(table))]
+    return [(table, run_id) for table in HEAVY for run_id in connection.scalars(_orphans(table), {"after": -1})]
 
 
 def purge_chunk(connection: Connection, table: Table, run_id: int) -> bool:
@@ -64,16 +66,18 @@ def purge_chunk(connection: Connection, table: Table, run_id: int) -> bool:
 
 def expired_streams(connection: Connection, older_than: float) -> list[tuple[int, int, int, int]]:
     """Return the streams with raw samples stored before a time: run_id, launch, interval, last such tile."""
+    return [each for runs in iter_runs(connection, stream_table) for each in _expired(connection, runs, older_than)]
+
+
+def _expired(connection: Connection, runs: Sequence[int], older_than: float) -> Iterator[tuple[int, int, int, int]]:
     keys = (tile.c.run_id, tile.c.launch_no, tile.c.every)
-    old = and_(tile.c.level == 0, tile.c.every != METRIC_STREAM, tile.c.stored < older_than)
+    old = and_(tile.c.run_id.in_(runs), tile.c.level == 0, tile.c.kind == STEPS, tile.c.stored < older_than)
     query = select(*keys, func.max(tile.c.range_no).label("last")).where(old).group_by(*keys)
     last_ranges = {(row.run_id, row.launch_no, row.every): row.last for row in connection.execute(query)}
-    expired = []
-    for run_id, stream in tiles.all_streams(connection):
+    for run_id, stream in tiles.streams_of(connection, {run_id for run_id, _, _ in last_ranges}):
         last = last_ranges.get((run_id, stream.launch_no, stream.every))
         if last is not None and stream.raw_start < _raw_end(stream, last):
-            expired.append((run_id, stream.launch_no, stream.every, last))
-    return expired
+            yield run_id, stream.launch_no, stream.every, last
 
 
 def drop_raw_chunk(connection: Connection, run_id: int, launch_no: int, every: int, last: int) -> bool:
@@ -100,10 +104,8 @@ def _raw_end(stream: SampleStream, last: int) -> int:
 
 
 def _orphans(table: Table) -> Select[int]:
-    """Return the query for the run_ids of deleted runs in a table; it jumps by key, and does not scan all tiles."""
-    first = select(func.min(table.c.run_id).label("run_id")).cte(recursive=True)
-    following = select(func.min(table.c.run_id)).where(table.c.run_id > first.c.run_id).scalar_subquery()
-    ids = first.union_all(select(following).where(first.c.run_id.is_not(None)))
+    """Return the query for the run_ids of deleted runs in a table."""
+    ids = run_ids(table)
     has_run = exists().where(run.c.run_id == ids.c.run_id)
     return select(ids.c.run_id).where(ids.c.run_id.is_not(None), ~has_run)
 

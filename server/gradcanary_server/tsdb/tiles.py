@@ -205,10 +205,10 @@ def read_stream(
     return next((stream for stream in streams if (stream.launch_no, stream.every) == (launch_no, every)), None)
 
 
-def all_streams(connection: Connection, runs: Collection[int] | None = None) -> list[tuple[int, SampleStream]]:
-    """Return the streams of some runs, None = all, each with its run_id."""
-    query = select(stream_table) if runs is None else select(stream_table).where(stream_table.c.run_id.in_(runs))
-    return [(row.run_id, _stream_of_row(row)) for row in connection.execute(query)]
+def streams_of(connection: Connection, runs: Collection[int]) -> list[tuple[int, SampleStream]]:
+    """Return the streams of some runs, each with its run_id."""
+    query = select(stream_table).where(stream_table.c.run_id.in_(runs))
+    return [(row.run_id, _stream_of_row(row)) for row in (connection.execute(query) if runs else ())]
 
 
 def write_stream(connection: Connection, run_id: int, stream: SampleStream) -> None:

@@ -30,7 +30,11 @@ def thin(store, story, keeping=0, **how):
     store.compactor.compact()
     store.thin(time.time() + 60, keeping)
     with store.database.read() as connection:
-        streams = [stream for _, stream in tiles.all_streams(connection) if stream.every != tiles.METRIC_STREAM]
+        streams = [
+            stream
+            for _, stream in tiles.streams_of(connection, [store.read(lambda _, run: run.run_id)])
+            if stream.every != tiles.METRIC_STREAM
+        ]
     return {(stream.launch_no - 1, stream.every): stream.raw_start for stream in streams}
 
 

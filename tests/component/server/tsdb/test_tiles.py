@@ -274,7 +274,7 @@ def test_rollups_of_another_collector_stay(archive, small_tiles):
     made = stream(np.random.default_rng(11), 200, 0, 1)
     halves = [streams.Stream(made.absmax[:160], made.loss[:160]), streams.Stream(made.absmax[160:], first_step=160)]
     archive.send("s", halves[0], 40)
-    (key,) = planned(archive, compaction.seal_candidates, 0.0)
+    ((*key, _),) = planned(archive, compaction.waiting_sessions, 0.0)
     assert apply(archive, planned(archive, compaction.plan_seal, archive.archive.log, archive.archive.tiles, *key, 0.0))
     archive.send("s", halves[1], 40, first_seq=4)
     stale = planned(archive, compaction.plan_seal, archive.archive.log, archive.archive.tiles, *key, 0.0)
