@@ -40,6 +40,7 @@ from gradcanary_server.notify.egress import EgressPolicy
 from gradcanary_server.notify.pictures import Pictures
 from gradcanary_server.notify.sender import Sender
 from gradcanary_server.ops.backtests import Backtests
+from gradcanary_server.ops.workers import WorkerBoard
 from gradcanary_server.rules import config_file, layer_config
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.settings import Settings
@@ -61,8 +62,8 @@ STOP_S = 4.5
 ROUTES = (ingest, measurements, runs, incidents, silences, endpoints, api_tokens, rules, sign_in, operations)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Return the collector on one store; ``app.state.services`` holds its parts.
+def create_app(settings: Settings, board: WorkerBoard | None = None) -> FastAPI:
+    """Return the collector on one store; ``app.state.services`` holds its parts, ``board`` is that of its workers.
 
     Raises CollectorError if the store, the rules or the configured endpoints cannot be opened.
     """
@@ -77,7 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # else read again by each request
     )
-    app.state.services = _services(settings)
+    app.state.services = _services(settings, board)
     # The middleware that is added last comes first.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     app.add_middleware(Access, gate=app.state.services.gate)
@@ -94,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _services(settings: Settings) -> Services:
+def _services(settings: Settings, board: WorkerBoard | None) -> Services:
     shares = caches.split_cache_budget(settings.cache_mb * caches.MIB)
     in_force = Rules() if settings.rules is None else config_file.load(settings.rules)
     database = Database(settings.db, MAX_LOG_PAGES)
@@ -122,7 +123,8 @@ def _services(settings: Settings) -> Services:
         configured=configured,
         sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks), Pictures(draw)),
         loops=loops,
-        registry=operations.create_registry(database, in_force, loops),
+        registry=operations.create_registry(database, in_force, loops, board),
+        board=board,
     )
 
 
@@ -131,13 +133,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     database, settings, in_force = services.database, services.settings, services.rules
     with database.exclusive():
-        await run_in_threadpool(database.migrate)
-        await run_in_threadpool(services.ingest.rule_versions.begin)
-        lines = await run_in_threadpool(configured_endpoints.sync_configured, database, services.configured)
-        services.endpoint_lines[:] = lines
-        if settings.auth:
-            services.new_tokens.clear()
-            services.new_tokens.update(await run_in_threadpool(_ensure_tokens, database))
+        await run_in_threadpool(prepare_store, services)
         dispatcher = Dispatcher(database, in_force.pace, settings.public_url, in_force.muted, services.sender)
         services.loops[:] = dispatcher, services.compactor, services.watchdog
         if database.has_one_writer:
@@ -145,13 +141,27 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.ingest_threads = ingest.create_threads()  # again at each start: the end shut them down
         for loop in services.loops:
             loop.start()
+        reports = operations.begin_reports(services)
         try:
             yield
         finally:
+            if reports is not None:
+                reports.cancel()
             await services.backtests.stop()
             await run_in_threadpool(background.stop_all, services.loops, STOP_S)
             await run_in_threadpool(app.state.ingest_threads.shutdown)
             await run_in_threadpool(database.close)
+
+
+def prepare_store(services: Services) -> None:
+    """Migrate the store, and write the rules, the endpoints and the first tokens of this collector to it."""
+    database = services.database
+    database.migrate()
+    services.ingest.rule_versions.begin()
+    services.endpoint_lines[:] = configured_endpoints.sync_configured(database, services.configured)
+    if services.settings.auth:
+        services.new_tokens.clear()
+        services.new_tokens.update(_ensure_tokens(database))
 
 
 def _ensure_tokens(database: Database) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Settings:
-    """Data, rules, endpoints and access of a collector; ``db`` is an SQLAlchemy URL."""
+    """Data, rules, endpoints and access of a collector; ``db`` is an SQLAlchemy URL.
+
+    ``cache_mb`` is of one of its ``workers``.
+    """
 
     data: Path
     db: str
@@ -53,6 +57,7 @@ class Settings:
     proxies: tuple[str, ...] = ()
     tls: Certificate | None = None
     cache_mb: int = caches.DEFAULT_MB
+    workers: int = 1
 
     @classmethod
     def from_env(
@@ -69,13 +74,16 @@ class Settings:
         reached_by_others: bool = False,
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
+        workers: int = 1,
     ) -> Settings:
         """Return the settings of these arguments and of the variables in docs/operating.md; raises SettingsError."""
         data = data.expanduser().absolute()
         rules_file = environ.get("GRADCANARY_RULES_FILE")
+        db = address(environ, data=data, db=db)
+        _check_workers(workers, db)
         return cls(
             data=data,
-            db=address(environ, data=data, db=db),
+            db=db,
             rules=rules or (Path(rules_file) if rules_file else None),
             webhooks=(*webhooks, *_lines(environ, "GRADCANARY_WEBHOOK_FILE")),
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
@@ -88,7 +96,8 @@ class Settings:
             auth=_auth(environ.get("GRADCANARY_AUTH"), asked=auth, needed=reached_by_others),
             proxies=tuple(map(str, _networks(environ, "GRADCANARY_PROXIES", PROXIES))),
             tls=_certificate(tls_cert, tls_key),
-            cache_mb=_cache_mb(environ.get("GRADCANARY_CACHE_MB")),
+            cache_mb=max(_cache_mb(environ.get("GRADCANARY_CACHE_MB")) // workers, 1),
+            workers=workers,
         )
 
 
@@ -203,6 +212,17 @@ def _cache_mb(given: str | None) -> int:
     if not 1 <= megabytes <= MAX_CACHE_MB:
         raise SettingsError(f"GRADCANARY_CACHE_MB={given!r} must be a whole number of MiB, 1 to {MAX_CACHE_MB}.")
     return megabytes
+
+
+def _check_workers(workers: int, db: str) -> None:
+    """Raise SettingsError unless so many processes can serve this store, on this system."""
+    if workers > 1 and db.startswith("sqlite:"):
+        raise SettingsError(
+            f"--workers {workers} needs PostgreSQL: SQLite is one file, which one process writes. Leave --workers out, "
+            "or name a database with --db postgresql://USER@HOST/NAME."
+        )
+    if workers > 1 and not hasattr(os, "fork"):
+        raise SettingsError(f"--workers {workers}: this system starts no second process so. Leave --workers out.")
 
 
 def _log(value: str | None) -> str:

@@ -10,7 +10,9 @@ import argparse
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
 
 DEFAULT_PORT = 8787
+MAX_WORKERS = 64
 
 NO_EXTRAS = """\
 gradcanary: {command} needs the collector and the dashboard, and {missing} is not installed.
@@ -51,6 +54,8 @@ def add_up(commands: Commands) -> None:
     command.add_argument("--auth", action="store_true", help="require access tokens on loopback, too: behind a proxy")
     command.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain, PEM")
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")
+    text = "processes that share the port, one for each core to use; PostgreSQL only (default: %(default)s)"
+    command.add_argument("--workers", type=_workers, default=1, metavar="N", help=text)
     command.set_defaults(run=_up)
 
 
@@ -167,6 +172,12 @@ def _port(text: str) -> int:
     return port
 
 
+def _workers(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: 1 to {MAX_WORKERS}")
+    return int(text)
+
+
 def _data(arguments: argparse.Namespace) -> Path:
     import platformdirs
 
@@ -209,8 +220,9 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> None:
     from gradcanary_dashboard.app import mount
-    from gradcanary_server.app import create_app
-    from gradcanary_server.ops.process import Listener, Server, trust_only
+    from gradcanary_server.app import create_app, prepare_store
+    from gradcanary_server.ops.process import Listener, Server, configure_logging, print_start, trust_only
+    from gradcanary_server.ops.workers import Supervisor, WorkerBoard
     from gradcanary_server.settings import Settings as ServerSettings
 
     with contextlib.closing(Listener(arguments.host, arguments.port, is_tls=bool(arguments.tls_cert))) as listener:
@@ -226,11 +238,29 @@ def _serve(arguments: argparse.Namespace) -> None:
             reached_by_others=not listener.is_loopback,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
+            workers=arguments.workers,
         )
-        app = create_app(settings)
-        trusted = None if settings.tls is None else trust_only(settings.tls.chain)
-        mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
-        Server(app, listener.url).run([listener.socket])
+
+        def serve(board: WorkerBoard | None = None) -> None:
+            app = create_app(settings, board)
+            trusted = None if settings.tls is None else trust_only(settings.tls.chain)
+            mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+            Server(app, listener.url, is_worker=board is not None).run([listener.socket])
+
+        if settings.workers == 1:
+            serve()
+            return
+        configure_logging(settings.log)
+        services = create_app(settings).state.services
+        prepare_store(services)
+        services.database.close()
+        with tempfile.TemporaryDirectory(prefix="gradcanary-workers-") as folder:
+            board = WorkerBoard(Path(folder), settings.workers)
+            Supervisor(
+                board,
+                serve=lambda number: serve(replace(board, own=number)),
+                announce=lambda: print_start(settings, services.endpoint_lines, services.new_tokens, listener.url),
+            ).run()
 
 
 def _demo(arguments: argparse.Namespace) -> int:

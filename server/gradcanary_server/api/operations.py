@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -14,11 +15,12 @@ from typing_extensions import TypedDict
 
 from gradcanary_server.api.http import Json
 from gradcanary_server.api.models import Count
-from gradcanary_server.api.services import ServicesDep
+from gradcanary_server.api.services import Services, ServicesDep
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.clock import UnixTime
 from gradcanary_server.errors import StoreUnavailable
-from gradcanary_server.ops.store_metrics import StoreMetrics
+from gradcanary_server.ops.store_metrics import ProcessMetrics, StoreMetrics
+from gradcanary_server.ops.workers import WorkerBoard, WorkerMetrics
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.maintenance import head_revision, revision
@@ -85,8 +87,10 @@ async def healthz() -> Health:
 
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
 def readyz(services: ServicesDep) -> JSONResponse:
-    """Answer 200 if the database, its tables and each loop work, else 503 with the reasons."""
-    checks = {**_check_store(services.database), **{loop.name: loop.health() or OK for loop in services.loops}}
+    """Answer 200 if the database, its tables and each loop, or each worker, work, else 503 with the reasons."""
+    board = services.board
+    parts = {loop.name: loop.health() or OK for loop in services.loops} if board is None else board.checks()
+    checks = {**_check_store(services.database), **parts}
     is_ready = set(checks.values()) == {OK}
     status = "ready" if is_ready else "not ready"
     headers = {} if is_ready else {"Retry-After": "2"}
@@ -125,12 +129,30 @@ def show_storage(services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1_0
     }
 
 
-def create_registry(database: Database, rules: Rules, loops: Sequence[BackgroundLoop]) -> CollectorRegistry:
-    """Return the registry behind ``/metrics`` of one app; ``loops`` may be filled later."""
+def create_registry(
+    database: Database, rules: Rules, loops: Sequence[BackgroundLoop], board: WorkerBoard | None = None
+) -> CollectorRegistry:
+    """Return the registry behind ``/metrics`` of one app, or of all workers; ``loops`` may be filled later."""
+    registry = _process_registry(loops) if board is None else CollectorRegistry()
+    registry.register(StoreMetrics(database, rules))
+    if board is not None:
+        registry.register(WorkerMetrics(board))
+    return registry
+
+
+def _process_registry(loops: Sequence[BackgroundLoop]) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(StoreMetrics(database, rules, lambda: loops))
+    registry.register(ProcessMetrics(lambda: loops))
     ProcessCollector(registry=registry)
     return registry
+
+
+def begin_reports(services: Services) -> asyncio.Task[None] | None:
+    """Start to report the health and the metrics of this process, if it is one of several workers."""
+    if services.board is None:
+        return None
+    reports = services.board.keep_publishing(services.loops, _process_registry(services.loops))
+    return asyncio.create_task(reports)
 
 
 def _check_store(database: Database) -> dict[str, str]:

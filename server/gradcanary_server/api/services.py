@@ -17,6 +17,7 @@ from gradcanary_server.ingest.service import Ingest
 from gradcanary_server.notify.configured_endpoints import ConfiguredEndpoints
 from gradcanary_server.notify.sender import Sender
 from gradcanary_server.ops.backtests import Backtests
+from gradcanary_server.ops.workers import WorkerBoard
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.settings import Settings
 from gradcanary_server.storage.database import Database
@@ -48,6 +49,7 @@ class Services:
     sender: Sender
     registry: CollectorRegistry
     loops: list[BackgroundLoop]
+    board: WorkerBoard | None = None
     endpoint_lines: list[str] = field(default_factory=list)
     new_tokens: dict[str, str] = field(default_factory=dict)
 

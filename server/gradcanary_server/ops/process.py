@@ -52,9 +52,12 @@ logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """Opens and closes the app itself: uvicorn would turn our errors at the start into stack traces."""
+    """Opens and closes the app itself: uvicorn would turn our errors at the start into stack traces.
 
-    def __init__(self, app: FastAPI, url: str) -> None:
+    ``is_worker``: its parent prints the lines of the start.
+    """
+
+    def __init__(self, app: FastAPI, url: str, *, is_worker: bool = False) -> None:
         settings: Settings = app.state.services.settings
         configure_logging(settings.log)
         config = uvicorn.Config(
@@ -75,6 +78,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._url = url
+        self._is_worker = is_worker
         self._lifetime = contextlib.AsyncExitStack()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -97,13 +101,9 @@ class Server(uvicorn.Server):
             gc.collect()
             # Modules stay: a collection that scanned all of them stopped every batch for 0.2 s.
             gc.freeze()
-            services = self._app.state.services
-            lines = [
-                *startup_banner(services.settings, services.endpoint_lines),
-                *sign_in_hint(services.settings, services.new_tokens),
-                f"gradcanary is listening on {self._url}",
-            ]
-            print("\n".join(lines), flush=True)  # noqa: T201 -- what the operator waits for
+            if not self._is_worker:
+                services = self._app.state.services
+                print_start(services.settings, services.endpoint_lines, services.new_tokens, self._url)
             logger.info("serving at %s", self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,6 +113,16 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         await self._lifetime.aclose()
         logger.info("stopped")
+
+
+def print_start(settings: Settings, endpoints: Sequence[str], new_tokens: Mapping[str, str], url: str) -> None:
+    """Print the lines that the operator waits for."""
+    lines = [
+        *startup_banner(settings, endpoints),
+        *sign_in_hint(settings, new_tokens),
+        f"gradcanary is listening on {url}",
+    ]
+    print("\n".join(lines), flush=True)  # noqa: T201 -- at the terminal
 
 
 def _raise_open_files_limit() -> None:

@@ -28,24 +28,37 @@ Samples = Sequence[tuple[list[str], float]]
 
 
 @dataclass(frozen=True)
+class ProcessMetrics(Collector):
+    """The counters of this process, and its ``loops``."""
+
+    loops: Callable[[], Sequence[BackgroundLoop]]
+    meters: tuple[Collector, ...] = field(default=telemetry.METERS)
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: the loops are not there yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment."""
+        for meter in self.meters:
+            yield from meter.collect()
+        lags = [([loop.name], loop.lag_s()) for loop in self.loops()]
+        yield _gauge("gradcanary_loop_lag_seconds", "Since a loop had done all its work.", ["loop"], lags)
+
+
+@dataclass(frozen=True)
 class StoreMetrics(Collector):
-    """The metrics of one store, and of this process with its ``loops``."""
+    """The metrics of one store."""
 
     database: Database
     rules: Rules
-    loops: Callable[[], Sequence[BackgroundLoop]]
-    meters: tuple[Collector, ...] = field(default=telemetry.METERS)
 
     def describe(self) -> list[Metric]:
         """Return nothing: registration must not read a store that may have no tables yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of this moment; while the store is away, only those of the process."""
-        for meter in self.meters:
-            yield from meter.collect()
-        lags = [([loop.name], loop.lag_s()) for loop in self.loops()]
-        yield _gauge("gradcanary_loop_lag_seconds", "Since a loop had done all its work.", ["loop"], lags)
+        """Yield the metrics of this moment; while the store is away, only that it is."""
         try:
             with self.database.read() as connection:
                 stored = [*self._run_metrics(connection), *self._store_metrics(connection)]
