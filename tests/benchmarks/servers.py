@@ -67,10 +67,11 @@ class Server:
             return False
 
 
-def collector(data: Path, db: str | None = None) -> Server:
+def collector(data: Path, db: str | None = None, *options: str) -> Server:
     """Return gradcanary's collector, with its pages, on the data of a folder or on a database."""
     store = ("--data", str(data)) if db is None else ("--db", db)
-    return Server(data, *("-m", "gradcanary.cli", "up", "--port", "{port}", *store), ready="/api/v1/runs")
+    command = ("-m", "gradcanary.cli", "up", "--port", "{port}", *store, *options)
+    return Server(data, *command, ready="/api/v1/runs")
 
 
 def cpu_of(processes: Iterable[psutil.Process]) -> float:

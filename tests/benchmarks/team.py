@@ -129,14 +129,15 @@ def show(acks: jobs.Acks, answers_s: Sequence[float], meter: Meter, seconds: flo
         memory, written = meter.memory[name] / 2**20, meter.written[name] / 2**20 / seconds
         print(f"| {name} | {cores:.2f} cores, {memory:,.0f} MB of memory, writes {written:.1f} MB/s |")
     print(f"| who posts | {acks.cpu_s / seconds:.2f} cores |")
-    return _quantile(acks.ack_s, 0.99) * 1e3
+    return quantile(acks.ack_s, 0.99) * 1e3
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    return ", ".join(f"{_quantile(seconds, share) * 1e3:.0f} ms" for share in (0.5, 0.99, 1.0))
+    return ", ".join(f"{quantile(seconds, share) * 1e3:.0f} ms" for share in (0.5, 0.99, 1.0))
 
 
-def _quantile(numbers: Sequence[float], share: float) -> float:
+def quantile(numbers: Sequence[float], share: float) -> float:
+    """Return the number below which such a share of the numbers is."""
     return sorted(numbers)[min(len(numbers) - 1, int(len(numbers) * share))]
 
 

@@ -1,0 +1,75 @@
+"""The reports of several workers, from which any of them answers for all."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from gradcanary_server.background import BackgroundLoop
+from gradcanary_server.ops.workers import SILENT_S, WorkerBoard, WorkerMetrics
+
+
+class Loop:
+    """A background loop that is well, or says why not."""
+
+    def __init__(self, name: str, reason: str | None) -> None:
+        self.name, self.reason = name, reason
+
+    def health(self) -> str | None:
+        return self.reason
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> WorkerBoard:
+    return WorkerBoard(tmp_path, 2)
+
+
+def report(board: WorkerBoard, number: int, batches: float, reason: str | None = None) -> None:
+    """Write a report as a worker does."""
+    registry = CollectorRegistry()
+    Counter("batches", "Batches.", ["outcome"], registry=registry).labels("stored").inc(batches)
+    loops: list[BackgroundLoop] = [Loop("compactor", reason)]  # type: ignore[list-item]
+
+    async def once() -> None:
+        task = asyncio.create_task(replace(board, own=number).keep_publishing(loops, registry))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(once())
+
+
+def test_each_worker_is_well_missing_or_failing(board: WorkerBoard) -> None:
+    assert not board.is_complete()
+    report(board, 1, 1)
+    assert board.checks()["worker 1"] == "ok"
+    assert board.checks()["worker 2"].startswith("It does not run")
+    report(board, 2, 1, "It does not run.")
+    assert board.checks()["worker 2"] == "compactor: It does not run."
+    assert board.is_complete()
+    board.drop(2)
+    assert not board.is_complete()
+
+
+def test_a_worker_that_reports_no_more_is_said_to_hang(board: WorkerBoard) -> None:
+    report(board, 1, 1)
+    file = board.folder / "1.json"
+    _, *rest = json.loads(file.read_text())
+    file.write_text(json.dumps([time.monotonic() - SILENT_S - 5, *rest]))
+    assert board.checks()["worker 1"] == "It has not reported for 20 s."
+
+
+def test_metrics_have_a_label_for_the_worker(board: WorkerBoard) -> None:
+    report(board, 1, 3)
+    report(board, 2, 5)
+    registry = CollectorRegistry()
+    registry.register(WorkerMetrics(board))
+    lines = generate_latest(registry).decode().splitlines()
+    assert [line for line in lines if line.startswith("batches_total")] == [
+        'batches_total{outcome="stored",worker="1"} 3.0',
+        'batches_total{outcome="stored",worker="2"} 5.0',
+    ]
+    assert lines.count("# TYPE batches_total counter") == 1
