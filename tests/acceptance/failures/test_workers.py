@@ -66,16 +66,18 @@ def test_one_port_and_one_answer_and_a_killed_worker_is_started_again(start, rec
     assert len(assets) == 1, "what a page of one worker loads, the other one has"
     sessions = [streams.Session(collector.url, run=f"run-{number}", client=httpx.Client()) for number in range(4)]
 
+    def again(post, *message):
+        while True:  # as an agent does: a connection is lost with its worker
+            try:
+                return post(*message).raise_for_status()
+            except httpx.TransportError:
+                time.sleep(0.1)
+
     def send(session):
         with session.client:
-            session.put_hello(STREAM.hello()).raise_for_status()
+            again(session.put_hello, STREAM.hello())
             for seq, batch in enumerate(STREAM.batches(5)):
-                while True:  # as an agent does: the connection is lost with its worker
-                    try:
-                        session.post_batch(seq, batch).raise_for_status()
-                        break
-                    except httpx.TransportError:
-                        time.sleep(0.1)
+                again(session.post_batch, seq, batch)
 
     with ThreadPoolExecutor(4) as pool:
         sending = [pool.submit(send, session) for session in sessions]
