@@ -146,7 +146,7 @@ class Database:
 
     @contextmanager
     def singleton_lock(self) -> Iterator[bool]:
-        """Yield True if no other collector is in such a block: one collector at a time compacts a store."""
+        """Yield True if no other collector is in such a block: one at a time deletes what nothing needs any more."""
         if self._dialect == "sqlite":
             yield True  # its file is locked by one collector
             return
