@@ -9,7 +9,7 @@ PACKAGES = {
     "dashboard": TESTS.parent / "dashboard" / "gradcanary_dashboard",
 }
 SMALL = 40
-LIMIT = 161
+LIMIT = 160
 """Modules without a test file of their own. The goal is 25: the list may shrink, and does not grow."""
 
 COVERED_BY = """
@@ -163,7 +163,6 @@ server/storage/schema                         component/server/storage/test_migr
 server/telemetry                              component/server/api/test_operations.py
 server/tsdb/batch                             acceptance/collector/test_wire_answers.py
 server/tsdb/compaction                        component/server/tsdb/test_tiles.py
-server/tsdb/compactor                         component/server/tsdb/test_retention.py
 server/tsdb/metric_index                      acceptance/collector/test_read_api.py
 server/tsdb/reader                            component/server/tsdb/test_query.py
 server/tsdb/samples                           component/server/tsdb/test_tiles.py
