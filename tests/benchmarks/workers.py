@@ -19,13 +19,16 @@ ratios.need("psutil", "pytest")
 
 import time
 
+import httpx
 import jobs
 import postgresql
 import servers
 import team
+from prometheus_client.parser import text_string_to_metric_families
 
 ROWS = ("batches a second", "acknowledgement, median, ms", "99th percentile, ms")
 PARTIES = ("collector", "PostgreSQL")
+REST = ("part of the batches that the busiest worker took", "load average of the machine")
 
 
 def main() -> None:
@@ -45,7 +48,7 @@ def main() -> None:
                 print(f"workers {workers}: {[round(each, 2) for each in found[workers][-1]]}", flush=True)
     print(f"\n{given.trainings} trainings of {given.layers} layers, {given.seconds} s, {given.rounds} rounds\n")
     print(f"| | {' | '.join(f'{each} workers' for each in given.workers)} |\n|---|{'---|' * len(given.workers)}")
-    words = (*ROWS, *(f"{each}, cores" for each in (*PARTIES, "who posts")), "load average of the machine")
+    words = (*ROWS, *(f"{each}, cores" for each in (*PARTIES, "who posts")), *REST)
     for place, each in enumerate(words):
         told = (ratios.told([row[place] for row in found[workers]], ".2f") for workers in given.workers)
         print(f"| {each} | {' | '.join(told)} |")
@@ -66,11 +69,20 @@ def measure(database: postgresql.PostgreSQL, workers: int, given: argparse.Names
                     load.begin()
                     time.sleep(given.seconds)
                 acks = load.stop()
+            busiest = part_of_busiest(collector.url)
             if acks.problems:
                 raise SystemExit("\n".join(acks.problems))
     ack_ms = [team.quantile(acks.ack_s, share) * 1e3 for share in (0.5, 0.99)]
     cores = (*(meter.cores()[each] for each in PARTIES), acks.cpu_s / given.seconds)
-    return (len(acks.ack_s) / given.seconds, *ack_ms, *cores, os.getloadavg()[0])
+    return (len(acks.ack_s) / given.seconds, *ack_ms, *cores, busiest, os.getloadavg()[0])
+
+
+def part_of_busiest(url: str) -> float:
+    """Return the part of all batches that the busiest worker took."""
+    text = httpx.get(f"{url}/metrics").raise_for_status().text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    taken = [each.value for each in samples if each.labels.get("outcome") == "stored"]
+    return max(taken) / sum(taken)
 
 
 def settle(collector: servers.Server, workers: int) -> None:
