@@ -216,7 +216,7 @@ def _cache_mb(given: str | None) -> int:
 
 def _check_workers(workers: int, db: str) -> None:
     """Raise SettingsError unless so many processes can serve this store, on this system."""
-    if workers > 1 and db.startswith("sqlite:"):
+    if workers > 1 and db.startswith("sqlite"):
         raise SettingsError(
             f"--workers {workers} needs PostgreSQL: SQLite is one file, which one process writes. Leave --workers out, "
             "or name a database with --db postgresql://USER@HOST/NAME."

@@ -1,5 +1,6 @@
 """Processes that benchmarks talk to, with what they use of CPU and disk. Imported, not run."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -76,8 +77,12 @@ def collector(data: Path, db: str | None = None, *options: str) -> Server:
 
 def cpu_of(processes: Iterable[psutil.Process]) -> float:
     """Return the seconds of CPU that processes have used, with those of their children that are gone."""
-    times = [each.cpu_times() for each in processes]
-    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
+    used = 0.0
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # PostgreSQL's come and go
+            times = each.cpu_times()
+            used += times.user + times.system + times.children_user + times.children_system
+    return used
 
 
 def _free_port() -> int:

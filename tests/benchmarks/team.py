@@ -113,7 +113,11 @@ class Meter:
         return {name: servers.cpu_of(processes()) for name, processes in self._groups.items()}
 
     def _written(self, name: str) -> int:
-        return sum(each.io_counters().write_bytes for each in self._groups[name]())
+        written = 0
+        for each in self._groups[name]():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                written += each.io_counters().write_bytes
+        return written
 
 
 def show(acks: jobs.Acks, answers_s: Sequence[float], meter: Meter, seconds: float) -> float:

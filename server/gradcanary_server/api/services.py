@@ -28,10 +28,11 @@ from gradcanary_server.tsdb.retention import DiskUsage
 
 @dataclass(frozen=True)
 class Services:
-    """The services of one app, in ``app.state.services``; the last three are filled at the start.
+    """The services of one app, in ``app.state.services``; ``loops`` and what follows are filled at the start.
 
     ``endpoint_lines``: a line for each configured endpoint, with its secret if it is new. ``new_tokens``: secrets by
-    scope, empty unless the app needs tokens and the store had no administrator's.
+    scope, empty unless the app needs tokens and the store had no administrator's. ``board``: that of the
+    workers, of which this is one.
     """
 
     settings: Settings
@@ -49,9 +50,9 @@ class Services:
     sender: Sender
     registry: CollectorRegistry
     loops: list[BackgroundLoop]
-    board: WorkerBoard | None = None
     endpoint_lines: list[str] = field(default_factory=list)
     new_tokens: dict[str, str] = field(default_factory=dict)
+    board: WorkerBoard | None = None
 
 
 async def get_services(request: Request) -> Services:

@@ -75,7 +75,7 @@ class SealPlan(Plan):
 
 
 class Waiting(NamedTuple):
-    """A session with batches to seal, ``size`` bytes of the log."""
+    """A session with batches to seal; the next plan takes at most ``size`` bytes of the log."""
 
     run_id: int
     session: str
@@ -90,7 +90,10 @@ def _seal_candidates() -> Select[int, str, int]:
     is_long = session.c.next_seq - session.c.sealed_seq >= bindparam("most", type_=BigInteger)
     of_session = (batch.c.run_id == session.c.run_id) & (batch.c.session == session.c.session)
     logged = of_session & (batch.c.seq >= session.c.sealed_seq)
-    size = select(func.coalesce(func.sum(func.length(batch.c.body)), 0)).where(logged).scalar_subquery()
+    first = (
+        select(func.length(batch.c.body).label("size")).where(logged).limit(MOST_BATCHES).correlate(session).subquery()
+    )
+    size = select(func.coalesce(func.sum(first.c.size), 0)).correlate(session).scalar_subquery()
     return (
         select(session.c.run_id, session.c.session, size)
         .outerjoin(stream_table, and_(joined, stream_table.c.every == session.c.every))
