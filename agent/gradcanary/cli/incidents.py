@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console, explain
-from gradcanary.cli.console import CollectorError
+from gradcanary.export.collector import CollectorError
 from gradcanary.wording import number
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Commands
+    from gradcanary.cli.console import Commands
+    from gradcanary.export.collector import CollectorClient
 
 Json = Mapping[str, Any]
 

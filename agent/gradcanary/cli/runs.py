@@ -10,7 +10,8 @@ from gradcanary import terminal
 from gradcanary.cli import console
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Command, Commands
+    from gradcanary.cli.console import Command, Commands
+    from gradcanary.export.collector import CollectorClient
 
 MOST_PAGES = 50
 """Of two hundred runs each, which is what one answer has."""
