@@ -76,6 +76,8 @@ class Client:
     def run(self, name: str) -> Run:
         """Return a run by its name, or a former one; raises NotFoundError with the nearest names."""
         try:
+            if not name or "/" in name:
+                raise NotFoundError(f"There is no run {name!r} here.", is_refusal=True, field="run")  # noqa: TRY301
             return self.fetch(partial(Run.decode, self), run_path(name))
         except NotFoundError as error:
             raise NotFoundError(f"{error} {self._nearest(name)}", is_refusal=True, field=error.field) from None
@@ -299,7 +301,7 @@ class Run:
         elif points is not None:
             yield read_others(read(groups[0], start, end).without_empty(), start, end)
         else:
-            for begin, stop, page in read_finest(partial(read, groups[0]), start, end, most):
+            for begin, stop, page in read_finest(partial(read, groups[0]), start, end):
                 yield read_others(page, begin, stop)
 
     def heatmap(
@@ -356,7 +358,7 @@ class Run:
                 decode = partial(Page.decode, lines="metrics", most=most, every=1)
                 return self._fetch(decode, "/metrics", points=most, **selected, **{"from": begin, "to": stop})
 
-            windows = read_finest(read, start, end, most) if points is None else [(0, 0, read(start, end))]
+            windows = read_finest(read, start, end) if points is None else [(0, 0, read(start, end))]
             for _, _, page in windows:
                 for (name, tags), values in zip(page.titles, page.lines, strict=True):
                     line = Line(name, None, tags, page.buckets, values).without_empty()

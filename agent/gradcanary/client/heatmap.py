@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradcanary.client import frames
-from gradcanary.client.buckets import Buckets, decode
+from gradcanary.client.buckets import Buckets, decode, decode_buckets
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,7 +51,7 @@ class Heatmap:
         """Return the heatmap of an answer of the API."""
         rows = tuple(HeatmapRow(tuple(row["layers"]), row["name"], row["block"]) for row in answer["rows"])
         kind = answer["run"], answer["stat"], answer["value"], tuple(answer["phases"]), answer["threshold"]["enter"]
-        return cls(*kind, Buckets.decode(answer), rows, decode(answer["cells"]))
+        return cls(*kind, decode_buckets(answer)[0], rows, decode(answer["cells"]))
 
     def cell(self, row: int, column: int) -> tuple[str, float]:
         """Return the state of a cell, and its value.

@@ -58,7 +58,7 @@ def test_each_sample_is_read_in_a_bucket_of_its_own(store, story, most, span):
     stories.send(store, story)
     begin, end = span or (None, None)
     asked = []
-    windows = list(read_finest(reader(store, most, asked), begin, end, most))
+    windows = list(read_finest(reader(store, most, asked), begin, end))
     buckets, lines = whole(windows)
     samples = stories.counted(story, begin or 0, 2**31 if end is None else end)
     assert buckets.steps.tolist() == sorted(samples)
