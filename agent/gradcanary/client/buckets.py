@@ -134,11 +134,9 @@ class Page:
     lines: tuple[Envelope, ...]
 
     @classmethod
-    def decode(cls, answer: Mapping[str, Any], lines: str, most: int, every: int = 0) -> Page:
-        """Return the page of an answer with its ``lines`` under this key; ``every`` is the interval if it is known."""
+    def decode(cls, answer: Mapping[str, Any], lines: str, most: int) -> Page:
+        """Return the page of an answer with its ``lines`` under this key."""
         buckets, intervals = decode_buckets(answer)
-        if every:
-            intervals = array("q", [every]) * len(intervals)
         titles = tuple((line["name"], line.get("tags", {})) for line in answer[lines])
         envelopes = tuple(map(Envelope.decode, answer[lines]))
         return cls(most, tuple(answer.get("phases", ())), titles, buckets, intervals, envelopes)

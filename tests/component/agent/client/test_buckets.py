@@ -16,7 +16,7 @@ from gradcanary_server.tsdb.query import StepRange
 from support.server import stories
 from support.server.archives import LAYERS, Store
 
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
