@@ -6,6 +6,7 @@ IPython is used where the script runs in it, and never imported otherwise.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from html import escape
 
 HEIGHT_PX = 720
@@ -19,9 +20,10 @@ def show(url: str, height: int = HEIGHT_PX) -> None:
     if not _is_in_ipython():
         print(url, flush=True)  # noqa: T201 -- what the caller asks for
         return
-    from IPython.display import display
+    from IPython import display
 
-    display({"text/plain": url, "text/html": frame(url, height)}, raw=True)
+    publish: Callable[..., object] = display.display
+    publish({"text/plain": url, "text/html": frame(url, height)}, raw=True)
 
 
 def frame(url: str, height: int) -> str:
