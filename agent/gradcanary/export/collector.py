@@ -1,0 +1,161 @@
+"""The API of a collector for scripts and commands: JSON in, JSON out.
+
+CollectorError           a request failed; the message says what to do
+├── UnreachableError     nothing answers there
+├── AccessError          no token, a wrong one, or one that may not do this
+├── NotFoundError        there is no such run, layer, incident or silence
+└── VersionError         the collector is older or newer than this package
+
+Whatever needs HTTP or TLS is imported by the function that uses it: ``gradcanary run`` starts a training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from gradcanary import __version__
+
+if TYPE_CHECKING:
+    import ssl
+
+    from gradcanary.export.transport import Answer
+
+Value = str | int | Sequence[str | int] | None
+
+TOKEN = """\
+Give a token with {token} or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
+collector runs."""  # noqa: S105 -- a sentence
+
+
+class CollectorError(Exception):
+    """A request to the collector failed; ``is_refusal``: because of the arguments of the command.
+
+    ``field`` is the argument in the API, empty if the collector names none.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False, field: str = "") -> None:
+        super().__init__(message)
+        self.is_refusal, self.field = is_refusal, field
+
+
+class UnreachableError(CollectorError):
+    """Nothing answers at the address of the collector."""
+
+
+class AccessError(CollectorError):
+    """The collector wants a token, another one, or one with more rights."""
+
+
+class NotFoundError(CollectorError):
+    """There is no such run, layer, incident or silence."""
+
+
+class VersionError(CollectorError):
+    """The collector and this package do not understand each other."""
+
+
+class CollectorClient:
+    """The API of one collector: JSON in, JSON out, one connection per request."""
+
+    def __init__(self, url: str, token: str | None, spelled: str = "--{}") -> None:
+        """``spelled`` is the caller's spelling of an argument, for messages."""
+        self.url = url
+        self._token = token
+        self._spelled = spelled
+
+    def request(self, method: str, path: str, body: object = None, **query: Value) -> Any:  # noqa: ANN401 -- JSON
+        """Return the JSON of the answer, None if it has no body; a sequence in ``query`` repeats its name.
+
+        Raises CollectorError.
+        """
+        import http.client
+
+        given = urlencode({name: value for name, value in query.items() if value is not None}, doseq=True)
+        try:
+            answer = self._exchange(method, f"{path}?{given}" if given else path, body)
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(
+                f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
+                f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
+            ) from error
+        if answer.status in (401, 403) and answer.message:
+            hint = TOKEN.format(token=self._spelled.format("token"))
+            raise AccessError(f"{answer.message} {hint}", is_refusal=True)
+        if answer.code == "not_found":  # no such route
+            raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
+        if 400 <= answer.status < 500 and answer.message:
+            kind = NotFoundError if answer.status == 404 else CollectorError
+            raise kind(answer.message, is_refusal=True, field=answer.field)
+        try:
+            if answer.status < 300:
+                return json.loads(answer.body) if answer.body else None
+        except ValueError:
+            pass  # another program listens there
+        raise CollectorError(f"{self.url} answered {answer.status} {answer.message or 'and no JSON of a collector'}")
+
+    def pages(self, path: str, key: str, cursor: str, most: int, **query: str | None) -> tuple[list[Any], str | None]:
+        """Return the items under ``key`` of up to ``most`` pages, and the cursor of the next page if there is one."""
+        items: list[Any] = []
+        for _ in range(most):
+            page = self.request("GET", path, **query)
+            items += page[key]
+            query[cursor] = page["next"]
+            if query[cursor] is None:
+                break
+        return items, query[cursor]
+
+    def versions(self) -> str:
+        """Return a sentence with the version of the collector and of this package, and what to do about it."""
+        import http.client
+
+        there = "of another version"
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            there = str(json.loads(self._exchange("GET", "/openapi.json", None).body)["info"]["version"])
+        return f"The collector at {self.url} is gradcanary {there}, here it is {__version__}: install the same version."
+
+    @functools.cached_property
+    def _trusted(self) -> ssl.SSLContext | None:
+        return tls_context(self.url)  # once: to read the authorities takes longer than to connect
+
+    def _exchange(self, method: str, path: str, body: object) -> Answer:
+        from gradcanary.export.transport import Answer, Connection
+
+        parts = urlsplit(self.url)
+        headers = {"content-type": "application/json"}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token}"
+        connection = Connection(parts.hostname or "", parts.port, self._trusted)
+        try:
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, f"{parts.path.rstrip('/')}/api/v1{path}", content, headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.read(), None)
+        finally:
+            connection.close()
+
+
+def tls_context(url: str) -> ssl.SSLContext | None:
+    """Return the TLS context for a collector, None for one without TLS; raises OSError on a wrong CA file."""
+    from gradcanary.export import transport
+
+    return transport.tls_context(os.environ) if urlsplit(url).scheme == "https" else None
+
+
+def run_path(name: str) -> str:
+    """Return the path of a run in the API."""
+    return f"/runs/{quote(name, safe='')}"
+
+
+def user_name() -> str | None:
+    """Return the name of the user, for changes; a container's user may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None
