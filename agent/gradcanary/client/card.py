@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import base64
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from gradcanary.display import heatmap
+from gradcanary.client.picture import WIDTH_PX, Picture
+from gradcanary.client.records import Json
 from gradcanary.display.verdict import is_unrecovered, label, verdict
 from gradcanary.wording import count, number
-
-Json = Mapping[str, Any]
 
 MOST_INCIDENTS = 3
 MOST_ADVICE = 240
@@ -32,8 +30,8 @@ SOLID = {
 """The background of a label by the tone of its verdict, as in the light style sheet of the pages; its text is white."""
 
 
-def html(run: Json, incidents: Sequence[Json], picture: heatmap.Picture | None, url: str) -> str:
-    """Return a run as HTML: the answers of ``/runs/{run}`` and ``/incidents?run=``, and the address of its page."""
+def html(run: Json, incidents: Sequence[Json], picture: Picture | None, url: str) -> str:
+    """Return a run as HTML: the API's run, its incidents with the worst first, and the address of its page."""
     said = verdict(run)
     style = f"padding:1px 7px;border-radius:9px;background:{SOLID[said.tone]};color:#fff;white-space:nowrap"
     badge = f'<span style="{style}">{escape(label(said, incidents))}</span>'
@@ -62,7 +60,7 @@ def failure(sentence: str) -> str:
 
 
 def _framed(*parts: str) -> str:
-    style = f"max-width:{heatmap.WIDTH_PX + 160}px;line-height:1.5;overflow-wrap:anywhere"
+    style = f"max-width:{WIDTH_PX + 160}px;line-height:1.5;overflow-wrap:anywhere"
     return f'<div style="{style}">{"".join(parts)}</div>'
 
 
@@ -104,7 +102,7 @@ def _incident(incident: Json) -> str:
     return f'<div style="{style}"><div>{escape(_headline(incident))}</div>{advice}</div>'
 
 
-def _image(picture: heatmap.Picture) -> str:
+def _image(picture: Picture) -> str:
     data, words = base64.b64encode(picture.png).decode(), escape(picture.caption)
     style = "display:block;max-width:100%;margin:6px 0 2px;background:rgba(134,142,150,.18);image-rendering:pixelated"
     size = f'width="{picture.width}" height="{picture.height}"'

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from gradcanary.display import colours, heatmap
+from gradcanary.client import picture
+from gradcanary.client.heatmap import Heatmap
+from gradcanary.display import colours
 from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.figures import heatmap as page
@@ -21,7 +23,7 @@ from support.api_answers import axis, column, heatmap_answer
 CELLS = arrays.arrays(
     np.int16,
     st.tuples(st.integers(1, 6), st.integers(1, 240)),
-    elements=st.integers(-9000, 3000) | st.sampled_from(list(heatmap.KINDS)),
+    elements=st.integers(-9000, 3000) | st.sampled_from(list(picture.KINDS)),
     fill=st.just(-4000),
 )
 
@@ -34,9 +36,13 @@ def answer_of(cells: np.ndarray, **more: Any) -> dict[str, Any]:
     return {**heatmap_answer(rows, columns), "cells": column(cells, "int16"), **more}
 
 
+def drawing(answer: dict[str, Any]) -> picture.Picture | None:
+    return picture.draw(Heatmap.decode({"spans": [], **answer}))
+
+
 def pixels(answer: dict[str, Any]) -> np.ndarray:
     """Return the picture as Pillow reads it, uint8 [y, x, red green blue opacity]."""
-    drawn = heatmap.draw(answer)
+    drawn = drawing(answer)
     assert drawn is not None
     image = Image.open(io.BytesIO(drawn.png))
     image.load()
@@ -74,7 +80,7 @@ def rgba(colour: str) -> list[float]:
 def test_each_pixel_has_the_colour_of_its_cell_on_the_page(cells: np.ndarray, enter: float) -> None:
     answer = answer_of(cells, threshold={"enter": enter})
     if (cells == colours.NO_DATA).all():
-        assert heatmap.draw(answer) is None
+        assert drawing(answer) is None
         return
     drawn = pixels(answer)
     rows, columns = cells.shape
@@ -121,8 +127,8 @@ def test_columns_lie_where_the_page_has_them() -> None:
     answer = answer_of(cells, **axis(starts), spans=spans, times=column(np.arange(6.0), "float64"))
     drawn, buckets = pixels(answer)[0], Buckets.of(answer)
     alone = [pixels(answer_of(cells[:, [at]]))[0, 0] for at in range(6)]
-    for x in range(heatmap.WIDTH_PX):
-        step = (x + 0.5) / heatmap.WIDTH_PX * 30
+    for x in range(picture.WIDTH_PX):
+        step = (x + 0.5) / picture.WIDTH_PX * 30
         there = np.flatnonzero((buckets.first <= step) & (step < buckets.first + buckets.width))
         expected = alone[there[0]] if len(there) else (134, 142, 150, 0)
         assert (drawn[x] == expected).all(), x
@@ -130,7 +136,7 @@ def test_columns_lie_where_the_page_has_them() -> None:
 
 @pytest.mark.parametrize("rows", [1, 15, 60, 400])
 def test_the_size_is_bounded(rows: int) -> None:
-    drawn = heatmap.draw(heatmap_answer(rows, 240))
+    drawn = drawing(heatmap_answer(rows, 240))
     assert drawn is not None
     assert drawn.width == 480
     assert drawn.height == {1: 12, 15: 180, 60: 180, 400: 400}[rows]
@@ -139,7 +145,7 @@ def test_the_size_is_bounded(rows: int) -> None:
 
 def test_the_caption_names_the_colours_that_are_there() -> None:
     cells = np.array([[-3000, colours.ZERO], [-3000, -3000]], np.int16)
-    drawn = heatmap.draw(answer_of(cells))
+    drawn = drawing(answer_of(cells))
     assert drawn is not None
     assert drawn.caption == (
         "Smallest gradient absmax of 2 parameters by step, from 0: white is the threshold 1e-4, red below it, "
@@ -148,5 +154,5 @@ def test_the_caption_names_the_colours_that_are_there() -> None:
 
 
 def test_nothing_is_drawn_without_a_value() -> None:
-    assert heatmap.draw(answer_of(np.full((2, 2), colours.NO_DATA, np.int16))) is None
-    assert heatmap.draw(answer_of(np.zeros((0, 0), np.int16))) is None
+    assert drawing(answer_of(np.full((2, 2), colours.NO_DATA, np.int16))) is None
+    assert drawing(answer_of(np.zeros((0, 0), np.int16))) is None

@@ -5,19 +5,17 @@ A pixel is what the page draws there: the columns lie on the same axis of steps,
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import struct
-import sys
 import zlib
-from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
+from gradcanary.client.buckets import Buckets
+from gradcanary.client.heatmap import Heatmap
 from gradcanary.display.colours import (
     ABOVE,
     BELOW,
@@ -35,8 +33,7 @@ from gradcanary.display.colours import (
     UNSAMPLED,
     ZERO,
 )
-from gradcanary.wording import count
-from gradcanary.wording import number as number_text
+from gradcanary.wording import count, number
 
 COLUMNS, ROWS = 240, 60
 """The most columns and rows to ask of the collector for a picture of this size."""
@@ -76,63 +73,40 @@ class Picture:
     caption: str
 
 
-def draw(answer: Mapping[str, Any]) -> Picture | None:
-    """Return the picture of ``GET /runs/{run}/heatmap`` for absmax; None if no cell of it has a value."""
-    starts, times, flat = (decode(answer[key]) for key in ("steps", "times", "cells"))
-    if all(cell == NO_DATA for cell in flat):
+def draw(heatmap: Heatmap) -> Picture | None:
+    """Return the picture of a heatmap of absmax; None if no cell of it has a value."""
+    if all(cell == NO_DATA for cell in heatmap.cells):
         return None
-    width = len(starts)
-    rows = [flat[first : first + width] for first in range(0, len(flat), width)]
-    columns = _columns(answer, starts)
-    enter = round(MILLI * math.log10(answer["threshold"]["enter"]))
-    row_px = min(ROW_PX, HEIGHT_PX // len(rows) or 1)
-    lines, kinds = [], set()
-    for number, row in enumerate(rows):
-        cells = [BETWEEN if cell == NO_DATA and math.isfinite(times[at]) else cell for at, cell in enumerate(row)]
+    width, is_sampled = len(heatmap.buckets.steps), list(map(math.isfinite, heatmap.buckets.times))
+    columns, enter = _columns(heatmap.buckets), round(MILLI * math.log10(heatmap.enter))
+    row_px = min(ROW_PX, HEIGHT_PX // len(heatmap.rows) or 1)
+    lines: list[bytes] = []
+    kinds: set[int] = set()
+    for place in range(len(heatmap.rows)):
+        row = heatmap.cells[place * width : (place + 1) * width]
+        cells = [BETWEEN if cell == NO_DATA and is_sampled[at] else cell for at, cell in enumerate(row)]
         kinds |= KINDS.keys() & set(cells)
         entries = [_entries(cell, enter) for cell in [*cells, BETWEEN]]  # the last one: column -1
-        line = bytes(entries[column][(x // STRIPE_PX + number) % 2] for x, column in enumerate(columns))
+        line = bytes(entries[column][(x // STRIPE_PX + place) % 2] for x, column in enumerate(columns))
         lines += [line] * row_px
-    return Picture(_png(lines), len(columns), len(lines), _caption(answer, starts[0], kinds))
+    return Picture(_png(lines), len(columns), len(lines), _caption(heatmap, kinds))
 
 
-def _caption(answer: Mapping[str, Any], first: float, kinds: set[int]) -> str:
-    layers = sum(len(row["layers"]) for row in answer["rows"])
-    rows = "" if layers == len(answer["rows"]) else f" in {len(answer['rows'])} rows"
+def _caption(heatmap: Heatmap, kinds: set[int]) -> str:
+    layers, rows = sum(len(row.layers) for row in heatmap.rows), len(heatmap.rows)
+    shared = "" if layers == rows else f" in {rows} rows"
     words = [words for code, (words, _) in KINDS.items() if code in kinds and code != BETWEEN]
-    threshold = number_text(answer["threshold"]["enter"])
-    colours = ", ".join([f"white is the threshold {threshold}", "red below it", "blue above it", *words])
-    return f"Smallest gradient absmax of {count(layers, 'parameter')}{rows} by step, from {first:,.0f}: {colours}."
+    colours = ", ".join([f"white is the threshold {number(heatmap.enter)}", "red below it", "blue above it", *words])
+    first = heatmap.buckets.steps[0]
+    return f"Smallest gradient absmax of {count(layers, 'parameter')}{shared} by step, from {first:,}: {colours}."
 
 
-def decode(column: Mapping[str, Any]) -> array[Any]:
-    """Return the numbers of an array of the API, rows first."""
-    values = array(_TYPECODES[column["dtype"]], base64.b64decode(column["data"]))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
-_TYPECODES = {"int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d"}
-
-
-def _columns(answer: Mapping[str, Any], starts: Sequence[float]) -> list[int]:
+def _columns(buckets: Buckets) -> list[int]:
     """Return the column of each pixel on the axis of steps, -1 between two columns."""
-    ends = _ends(answer, starts)
-    first, last = starts[0], ends[-1]
-    steps = [first + (x + 0.5) / WIDTH_PX * (last - first) for x in range(WIDTH_PX)]
-    found = [(bisect_right(starts, step) - 1, step) for step in steps]
-    return [column if step < ends[column] else -1 for column, step in found]
-
-
-def _ends(answer: Mapping[str, Any], starts: Sequence[float]) -> list[float]:
-    """Return the step after each column."""
-    spans = answer.get("spans") or [{"step": starts[0], "bucket_steps": answer["bucket_steps"]}]
-    begins = [span["step"] for span in spans]
-    widths = [spans[bisect_right(begins, start) - 1]["bucket_steps"] for start in starts]
-    return [
-        min(start + width, after) for start, width, after in zip(starts, widths, [*starts[1:], math.inf], strict=True)
-    ]
+    first, after = buckets.steps[0], buckets.last_step(-1) + 1
+    steps = [first + (x + 0.5) / WIDTH_PX * (after - first) for x in range(WIDTH_PX)]
+    found = [(bisect_right(buckets.steps, step) - 1, step) for step in steps]
+    return [column if step < buckets.last_step(column) + 1 else -1 for column, step in found]
 
 
 def _entries(cell: int, enter: int) -> tuple[int, int]:
