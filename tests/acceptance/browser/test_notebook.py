@@ -1,14 +1,25 @@
-"""The pages inside a notebook: which origins may frame them, and that nothing is changed from inside a frame."""
+"""A run in a notebook: what its cell shows, which origins may frame its page, and that no frame changes anything."""
 
+import base64
+import io
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
+from PIL import Image
 from playwright.sync_api import FrameLocator, Page, Route, expect
 
+import gradcanary
+from gradcanary.client import picture
 from gradcanary.display import live_page
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.figures import heatmap
 from support.browser import scenes
 from support.browser.plots import IMAGE
 from support.collectors import Collector
@@ -45,6 +56,66 @@ def notebook() -> Iterator[Callable[[str], str]]:
     for server in served:
         server.shutdown()
         server.server_close()
+
+
+PIXELS = """async (image) => {
+    await image.decode();
+    const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight).getContext("2d");
+    canvas.drawImage(image, 0, 0);
+    return Array.from(canvas.getImageData(0, 0, image.naturalWidth, image.naturalHeight).data);
+}"""
+
+
+def shown_in_cell(run: gradcanary.client.Run) -> dict[str, Any]:
+    """Return what IPython shows of the last line of a cell."""
+    shown, _ = DisplayFormatter().format(run)
+    return shown
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_cell_says_what_the_page_says(
+    shared: Collector, notebook: Callable[[str], str], open_page: Callable[..., Page], theme: str
+) -> None:
+    shown = shown_in_cell(gradcanary.Client(shared.url).run(RUN))
+    page = open_page(f"{shared.url}/runs/{RUN}", theme=theme)
+    label, verdict = page.locator(".verdict .badge").inner_text(), page.locator(".verdict [aria-live]").inner_text()
+    page.goto(notebook(shown["text/html"]))
+    expect(page.locator("main")).to_contain_text(f"{RUN} {label} {verdict}")
+    assert f"{RUN} [{label}] {verdict}" in shown["text/plain"]
+    assert page.locator("script").count() == 0
+    assert page.locator("main > div").bounding_box()["width"] <= 640
+    expect(page.get_by_role("link")).to_have_attribute("href", f"{shared.url}/runs/{RUN}")
+
+
+def test_the_picture_is_the_heatmap_of_the_collector(
+    shared: Collector, notebook: Callable[[str], str], open_page: Callable[..., Page]
+) -> None:
+    """Cell by cell in the colours of the page, decoded by Pillow and by Chromium."""
+    html = shown_in_cell(gradcanary.Client(shared.url).run(RUN))["text/html"]
+    png = base64.b64decode(re.search('data:image/png;base64,([^"]+)', html)[1])
+    drawn = np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"))
+    answer = shared.get(f"/api/v1/runs/{RUN}/heatmap", columns=picture.COLUMNS, rows=picture.ROWS).json()
+    cells = decode(answer["cells"]).copy()
+    cells[(cells == heatmap.NO_DATA) & np.isfinite(decode(answer["times"]))] = heatmap.NOT_SAMPLED
+    scale, codes = heatmap.coded(cells, STATS["absmax"], answer["threshold"]["enter"])
+    rows, columns = cells.shape
+    stops = [(stop, rgb(colour)) for stop, colour in scale.colours() if colour.startswith("#")]
+    places = (codes.astype(float) - scale.first) / (scale.last - scale.first)
+    at, colours = [stop for stop, _ in stops], np.array([colour for _, colour in stops])
+    wanted = np.stack([np.interp(places, at, channel) for channel in colours.T], axis=-1)
+    x = (np.arange(picture.WIDTH_PX) + 0.5) * columns / picture.WIDTH_PX
+    y = np.arange(drawn.shape[0]) * rows // drawn.shape[0]
+    far = np.abs(drawn[..., :3] - wanted[y][:, x.astype(int)]).max(axis=-1)
+    assert {(0, 0, 0, 255), (154, 161, 169, 255)} < set(map(tuple, drawn.reshape(-1, 4).tolist())), "zero and missing"
+    assert far.max() <= 3.3, "the nearest of 241 colours"
+    assert (drawn[..., 3] == 255).all()
+    page = open_page(notebook(html))
+    seen = page.locator("img").evaluate(PIXELS)
+    assert (np.array(seen, np.uint8).reshape(drawn.shape) == drawn).all()
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))
 
 
 def document(body: str) -> str:

@@ -27,8 +27,9 @@ CELLS = arrays.arrays(
     fill=st.just(-4000),
 )
 
-ROUNDED = 3
-"""What the nearest of 241 colours differs by at most, of 255: where the ramp is steepest, from white to #fdd0bc."""
+ROUNDED = 3.3
+"""What the nearest of 241 colours differs by at most, of 255: 67 in 400 milli-decades, where the ramp is steepest, for 17
+of them, and half a step of a channel."""
 
 
 def answer_of(cells: np.ndarray, **more: Any) -> dict[str, Any]:
