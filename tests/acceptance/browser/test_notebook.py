@@ -62,7 +62,8 @@ PIXELS = """async (image) => {
     await image.decode();
     const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight).getContext("2d");
     canvas.drawImage(image, 0, 0);
-    return Array.from(canvas.getImageData(0, 0, image.naturalWidth, image.naturalHeight).data);
+    const { data } = canvas.getImageData(0, 0, image.naturalWidth, image.naturalHeight);
+    return Array.from(new Uint32Array(data.buffer));
 }"""
 
 
@@ -111,7 +112,7 @@ def test_the_picture_is_the_heatmap_of_the_collector(
     assert (drawn[..., 3] == 255).all()
     page = open_page(notebook(html))
     seen = page.locator("img").evaluate(PIXELS)
-    assert (np.array(seen, np.uint8).reshape(drawn.shape) == drawn).all()
+    assert (np.array(seen, "<u4").view(np.uint8).reshape(drawn.shape) == drawn).all()
 
 
 def rgb(colour: str) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ CELLS = arrays.arrays(
 )
 
 ROUNDED = 3.3
-"""What the nearest of 241 colours differs by at most, of 255: 67 in 400 milli-decades, where the ramp is steepest, for 17
-of them, and half a step of a channel."""
+"""What the nearest of 241 colours differs by at most, of 255: 17 milli-decades where the ramp is steepest, 67 in 400 of
+them, and half a step by rounding."""
 
 
 def answer_of(cells: np.ndarray, **more: Any) -> dict[str, Any]:
