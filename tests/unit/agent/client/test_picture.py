@@ -103,12 +103,14 @@ def test_each_pixel_has_the_colour_of_its_cell_on_the_page(cells: np.ndarray, en
             assert any(near), (row, x, cells[row, at], line[x])
 
 
-def test_the_threshold_is_white_and_special_cells_are_exact() -> None:
-    cells = np.array([[-4000, colours.ZERO, colours.NONFINITE, colours.NO_DATA, -1]], np.int16)
-    times = column(np.array([0.0, 1.0, 2.0, np.nan, 4.0]), "float64")
+def test_the_threshold_both_ends_and_special_cells_are_exact() -> None:
+    cells = np.array([[-4000, colours.ZERO, colours.NONFINITE, colours.NO_DATA, -9000, 0]], np.int16)
+    times = column(np.array([0.0, 1.0, 2.0, np.nan, 4.0, 5.0]), "float64")
     drawn = pixels(answer_of(cells, times=times))
-    seen = [tuple(int(each) for each in drawn[0, 48 + 96 * place]) for place in range(4)]
-    assert seen == [(255, 255, 255, 255), (0, 0, 0, 255), (230, 32, 230, 255), (154, 161, 169, 255)]
+    seen = ["#" + bytes(drawn[0, 40 + 80 * place, :3].tolist()).hex() for place in range(6)]
+    ends = [colours.BELOW[-1][1], colours.ABOVE[-1][1]]
+    assert seen == [colours.WHITE, colours.BLACK, colours.MAGENTA, colours.NO_DATA_GREY, *ends]
+    assert (drawn[..., 3] == 255).all()
 
 
 @pytest.mark.parametrize("kind", [colours.NOT_TRAINABLE, colours.NO_GRADIENT])
