@@ -10,13 +10,13 @@ import base64
 import math
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress, groupby
 from operator import add
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 MOST_BUCKETS = 5_000
 """Of one answer of the API."""
@@ -92,15 +92,6 @@ class Buckets:
         """Return no buckets."""
         return cls(array("q"), array("q"), array("d"))
 
-    @classmethod
-    def decode(cls, answer: Mapping[str, Any]) -> Buckets:
-        """Return the buckets of an answer."""
-        steps = array("q", map(int, decode(answer["steps"])))
-        widths = array("q", (width for _, width, _ in _spans(answer, steps)))
-        for place, step in enumerate(steps[1:]):  # the last one of a span may end early
-            widths[place] = min(widths[place], step - steps[place])
-        return cls(steps, widths, decode(answer["times"]))
-
     def cut(self, kept: slice | Sequence[bool]) -> Buckets:
         """Return some of the buckets."""
         return Buckets(cut(self.steps, kept), cut(self.widths, kept), cut(self.times, kept))
@@ -115,63 +106,71 @@ class Buckets:
         return self.steps[place] + self.widths[place] - 1
 
 
-def _spans(answer: Mapping[str, Any], steps: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
-    """Yield for each bucket its step, width, and the interval of its samples if the answer has it."""
-    spans = [(span["step"], span["bucket_steps"], span["every"]) for span in answer["spans"]]
-    spans = spans or [(0, max(1, answer["bucket_steps"]), None)]
-    place = 0
-    for step in steps:
-        while place + 1 < len(spans) and spans[place + 1][0] <= step:
-            place += 1
-        yield step, spans[place][1], spans[place][2]
+def decode_buckets(answer: Mapping[str, Any]) -> tuple[Buckets, array[int]]:
+    """Return the buckets of an answer, and the interval in steps of the samples in each, 0 where it has none."""
+    uniform = {"step": 0, "bucket_steps": max(1, answer["bucket_steps"]), "every": 0}
+    spans, steps = answer["spans"] or [uniform], array("q", map(int, decode(answer["steps"])))
+    counts = [bisect_left(steps, span["step"]) for span in spans[1:]]
+    widths, intervals = array("q"), array("q")
+    for span, first, end in zip(spans, [0, *counts], [*counts, len(steps)], strict=True):
+        widths.extend([span["bucket_steps"]] * (end - first))
+        intervals.extend([span["every"]] * (end - first))
+    for end in counts:  # the last bucket of a span ends where the next span begins
+        widths[end - 1] = min(widths[end - 1], steps[end] - steps[end - 1])
+    return Buckets(steps, widths, decode(answer["times"])), intervals
 
 
 @dataclass(frozen=True)
 class Page:
-    """An answer: its buckets and phases, the names, tags and envelopes of its lines, the most samples of a line in each
-    bucket, and True for each bucket that may hold several samples.
+    """An answer to a request for ``most`` buckets: these, the ``intervals`` of the samples in them (0: unknown), and
+    names, tags and envelopes of its lines.
     """
 
+    most: int
     phases: tuple[str, ...]
     titles: tuple[tuple[str, Mapping[str, str]], ...]
     buckets: Buckets
+    intervals: array[int]
     lines: tuple[Envelope, ...]
-    samples: tuple[int, ...]
-    is_coarse: tuple[bool, ...]
 
     @classmethod
-    def decode(cls, answer: Mapping[str, Any], lines: str, most: int, every: int | None = None) -> Page:
-        """Return the page of an answer to a request for ``most`` buckets, which has its ``lines`` under this key.
-
-        ``every`` is the interval of its samples, None for that of its spans.
-        """
-        buckets, envelopes = Buckets.decode(answer), tuple(map(Envelope.decode, answer[lines]))
-        samples = [0] * len(buckets.steps)
-        for envelope in envelopes:
-            samples = list(map(max, samples, envelope.samples()))
-        unknown = 1 if len(buckets.steps) > sure_buckets(most) else sys.maxsize
-        intervals = [every or interval or unknown for _, _, interval in _spans(answer, buckets.steps)]
-        is_coarse = [
-            width > 1 and (most > 1 or width > interval)
-            for width, most, interval in zip(buckets.widths, samples, intervals, strict=True)
-        ]
+    def decode(cls, answer: Mapping[str, Any], lines: str, most: int) -> Page:
+        """Return the page of an answer with its ``lines`` under this key."""
+        buckets, intervals = decode_buckets(answer)
         titles = tuple((line["name"], line.get("tags", {})) for line in answer[lines])
-        return cls(tuple(answer.get("phases", ())), titles, buckets, envelopes, tuple(samples), tuple(is_coarse))
+        envelopes = tuple(map(Envelope.decode, answer[lines]))
+        return cls(most, tuple(answer.get("phases", ())), titles, buckets, intervals, envelopes)
+
+    @cached_property
+    def samples(self) -> list[int]:
+        """The most samples of a line in each bucket."""
+        samples = [0] * len(self.intervals)
+        for line in self.lines:
+            samples = list(map(max, samples, line.samples()))
+        return samples
+
+    def are_coarse(self) -> list[bool]:
+        """Return True for each bucket that may be there in narrower ones.
+
+        Buckets that were widened to fit into the answer are more than half as many as fit: fewer are as narrow as
+        their samples allow, unless a line has several in one.
+        """
+        unknown = 1 if len(self.intervals) > self.most // 2 - 2 else sys.maxsize
+        buckets = zip(self.buckets.widths, self.intervals, self.samples, strict=True)
+        return [width > 1 and (samples > 1 or width > (every or unknown)) for width, every, samples in buckets]
 
     def cut(self, kept: slice | Sequence[bool]) -> Page:
         """Return some of the buckets."""
-
-        def choose(flags: tuple[T, ...]) -> tuple[T, ...]:
-            return flags[kept] if isinstance(kept, slice) else tuple(compress(flags, kept))
-
         lines = tuple(line.cut(kept) for line in self.lines)
-        chosen = choose(self.samples), choose(self.is_coarse)
-        return Page(self.phases, self.titles, self.buckets.cut(kept), lines, *chosen)
+        return replace(self, buckets=self.buckets.cut(kept), intervals=cut(self.intervals, kept), lines=lines)
 
     def without_empty(self) -> Page:
         """Return the page without buckets in which nothing was sampled."""
-        kept = [most > 0 or not math.isnan(time) for most, time in zip(self.samples, self.buckets.times, strict=True)]
-        return self if all(kept) else self.cut(kept)
+        if not any(map(math.isnan, self.buckets.times)):
+            return self
+        return self.cut(
+            [not math.isnan(time) or most > 0 for time, most in zip(self.buckets.times, self.samples, strict=True)]
+        )
 
 
 Read = Callable[["int | None", "int | None"], Page]
@@ -181,47 +180,39 @@ Window = tuple[int, int, Page]
 """A first and a last step, and their page."""
 
 
-def read_finest(read: Read, begin: int | None, end: int | None, most: int = MOST_BUCKETS) -> Iterator[Window]:
-    """Yield the steps between two, both included, as windows in rising order, each as fine as it is stored.
-
-    ``most`` is the number of buckets that ``read`` asks for.
-    """
+def read_finest(read: Read, begin: int | None, end: int | None) -> Iterator[Window]:
+    """Yield the steps between two, both included, as windows in rising order, each as fine as it is stored."""
     page = read(begin, end)
-    if page.samples:
-        yield from _refine(read, begin, end, most, page)
-    else:
-        yield begin or 0, end or 0, page
+    yield from _refine(read, begin, end, page) if page.intervals else [(begin or 0, end or 0, page)]
 
 
-def _refine(read: Read, begin: int | None, end: int | None, most: int, page: Page) -> Iterator[Window]:
+def _refine(read: Read, begin: int | None, end: int | None, page: Page) -> Iterator[Window]:
     """Yield the windows of a page; what is coarse in it is read again."""
-    if not page.samples:
+    if not page.intervals:
         return
-    buckets = page.buckets
+    buckets, place = page.buckets, 0
     # The first bucket may begin before the steps that were asked for, and the last one end after them.
     low, high = max(buckets.steps[0], begin or 0), buckets.last_step(-1)
     high = high if end is None else min(high, end)
-    if high - low < most:  # it was not widened to fit into the answer
+    if high - low < page.most:  # it was not widened to fit into the answer
         yield low, high, page.without_empty()
         return
-    place = 0
-    for is_coarse, stretch in groupby(page.is_coarse):
+    for is_coarse, stretch in groupby(page.are_coarse()):
         first, place = place, place + len(list(stretch))
-        size = place - first
-        if is_coarse:
-            size = max(1, min(-(-size // 2), sure_buckets(most) // max(2, *page.samples[first:place])))
+        size = _window_size(page, first, place) if is_coarse else place - first
         for start in range(first, place, size):
             stop = min(start + size, place)
             since, until = max(buckets.steps[start], low), min(buckets.last_step(stop - 1), high)
             part = page.cut(slice(start, stop)).without_empty()
             if not is_coarse or (since, until) == (begin, end):
                 yield since, until, part
-            elif part.samples:
-                yield from _refine(read, since, until, most, read(since, until))
+            elif part.intervals:
+                yield from _refine(read, since, until, read(since, until))
 
 
-def sure_buckets(most: int) -> int:
-    """Return the largest number of buckets of an answer, of ``most`` that were asked for, that shows that they were
-    not widened to fit: widened ones are more than half as many.
-    """
-    return max(1, most // 2 - 2)
+def _window_size(page: Page, first: int, end: int) -> int:
+    """Return the number of coarse buckets to read again at once: at most half of them, and those whose samples fit."""
+    samples = max(2, *page.samples[first:end])
+    # An answer with a bucket for each step may be full; of others, half full ones are known to be the finest.
+    room = page.most if samples >= max(page.buckets.widths[first:end]) else page.most // 2 - 2
+    return max(1, min((end - first + 1) // 2, room // samples))

@@ -6,6 +6,7 @@ frame = gradcanary.Client().run("sdxl-0412").series("absmax", layers="lora_B").t
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import math
@@ -76,6 +77,8 @@ class Client:
     def run(self, name: str) -> Run:
         """Return a run by its name, or a former one; raises NotFoundError with the nearest names."""
         try:
+            if not name or "/" in name:
+                raise NotFoundError(f"There is no run {name!r} here.", is_refusal=True, field="run")  # noqa: TRY301
             return self.fetch(partial(Run.decode, self), run_path(name))
         except NotFoundError as error:
             raise NotFoundError(f"{error} {self._nearest(name)}", is_refusal=True, field=error.field) from None
@@ -160,9 +163,14 @@ class Client:
         found = self._collector.request(method, path, body, **query)
         return self._understand(decode, found)
 
+    def lines(self, path: str, **query: Any) -> Iterator[str]:  # noqa: ANN401 -- as fetch
+        """Yield the lines of an answer of the API that is no JSON."""
+        return self._collector.lines(path, **query)
+
     def _pages(self, path: str, key: str, cursor: str, limit: int | None, query: dict[str, Any]) -> list[Json]:
         """Return the items of a list that comes in pages, all or ``limit`` of them."""
         items: list[Json] = []
+        query["limit"] = limit if limit is None or limit <= 100 else None  # else as many as an answer has by default
         while limit is None or len(items) < limit:
             found, query[cursor] = self._collector.pages(path, key, cursor, 1, **query)
             items += found
@@ -247,7 +255,7 @@ class Run:
     def series(
         self,
         stat: str = "absmax",
-        layers: str | re.Pattern[str] | Sequence[str | int] | None = None,
+        layers: str | int | re.Pattern[str] | Sequence[str | int] | None = None,
         *,
         start: int | None = None,
         end: int | None = None,
@@ -259,9 +267,9 @@ class Run:
         bucket has 8 or more, and its ``count`` says so. With ``points`` (at most 5,000) there are at most so many
         buckets, in one request.
 
-        ``layers`` is the name of a parameter, else a regular expression that is found in names, as ``match=`` of
-        :meth:`heatmap`; or a list of names and numbers; None is all. Steps that a resumed job measured again are those
-        of its last launch.
+        ``layers`` is the name or number of a parameter, or a list of them; any other text is a regular expression that
+        is found in names, as ``match=`` of :meth:`heatmap`; None is all. Steps that a resumed job measured again are
+        those of its last launch.
         """
         parts = self.iter_series(stat, layers, start=start, end=end, points=points)
         return Series.concat(list(parts))
@@ -269,7 +277,7 @@ class Run:
     def iter_series(
         self,
         stat: str = "absmax",
-        layers: str | re.Pattern[str] | Sequence[str | int] | None = None,
+        layers: str | int | re.Pattern[str] | Sequence[str | int] | None = None,
         *,
         start: int | None = None,
         end: int | None = None,
@@ -299,7 +307,7 @@ class Run:
         elif points is not None:
             yield read_others(read(groups[0], start, end).without_empty(), start, end)
         else:
-            for begin, stop, page in read_finest(partial(read, groups[0]), start, end, most):
+            for begin, stop, page in read_finest(partial(read, groups[0]), start, end):
                 yield read_others(page, begin, stop)
 
     def heatmap(
@@ -332,7 +340,8 @@ class Run:
         """Return logged metrics by their names, all without names, from step ``start`` to ``end``, both included.
 
         ``loss``, ``lr0`` (the learning rate of the first parameter group), ``step_time_s`` and so on, and what the
-        training logs. Without ``points`` each bucket is one point, with ``points`` they are as those of :meth:`series`.
+        training logs. Without ``points`` you get every point, each in a bucket of its own; with ``points`` (at most
+        5,000) at most so many buckets.
         """
         known: list[Json] = self._fetch(lambda found: found["metrics"], "")
         unknown = [name for name in names if name not in {metric["name"] for metric in known}]
@@ -340,28 +349,19 @@ class Run:
             logged = ", ".join(dict.fromkeys(metric["name"] for metric in known)) or "none"
             raise NotFoundError(f"{self.name} has no metric {unknown[0]!r}; it has: {logged}", field="name")
         chosen = [metric for metric in known if not names or metric["name"] in names]
-        if not chosen:
-            return Metrics(self.name, ())
-        # All together if they fit into an answer; else those of one name, some tags at a time.
-        groups = [chosen] if len(chosen) <= MOST_LINES else _by_name(chosen)
-        most = points or MOST_BUCKETS
-        parts: dict[str, list[Line]] = {}
-        for group in groups:
-            names_and_tags = [(metric["name"], json.dumps(metric["tags"])) for metric in group]
-            selected = {
-                key: list({pair[at]: None for pair in names_and_tags}) for at, key in enumerate(("name", "tags"))
-            }
-
-            def read(begin: int | None, stop: int | None, selected: Json = selected) -> Page:
-                decode = partial(Page.decode, lines="metrics", most=most, every=1)
-                return self._fetch(decode, "/metrics", points=most, **selected, **{"from": begin, "to": stop})
-
-            windows = read_finest(read, start, end, most) if points is None else [(0, 0, read(start, end))]
-            for _, _, page in windows:
-                for (name, tags), values in zip(page.titles, page.lines, strict=True):
-                    line = Line(name, None, tags, page.buckets, values).without_empty()
-                    parts.setdefault(line.title, []).append(line)
-        return Metrics(self.name, tuple(map(Line.concat, parts.values())))
+        if points is None:
+            rows = csv.reader(
+                self._client.lines(f"{run_path(self.name)}/metrics.csv", name=names, **{"from": start, "to": end})
+            )
+            return Metrics.decode(self.name, chosen, rows)
+        lines: list[Line] = []
+        for group in _by_name(chosen):
+            query = {"name": group[0]["name"], "tags": [json.dumps(metric["tags"]) for metric in group]}
+            decode = partial(Page.decode, lines="metrics", most=points)
+            page = self._fetch(decode, "/metrics", points=points, **query, **{"from": start, "to": end})
+            named = zip(page.titles, page.lines, strict=True)
+            lines += [Line(name, None, tags, page.buckets, values).without_empty() for (name, tags), values in named]
+        return Metrics(self.name, tuple(lines))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 -- as IPython calls it
         """Return the run as it is now for a notebook or IPython: HTML and text, or why there is none."""
@@ -396,11 +396,15 @@ def _by_name(metrics: Sequence[Json]) -> list[list[Json]]:
     return [every[first : first + MOST_LINES] for every in named.values() for first in range(0, len(every), MOST_LINES)]
 
 
-def _choose(layers: Sequence[Layer], wanted: str | re.Pattern[str] | Sequence[str | int] | None) -> Sequence[Layer]:
+def _choose(
+    layers: Sequence[Layer], wanted: str | int | re.Pattern[str] | Sequence[str | int] | None
+) -> Sequence[Layer]:
     """Return the layers of a name, a regular expression, or names and numbers; raises NotFoundError or ValueError."""
     if wanted is None:
         return layers
     by_key: dict[str | int, Layer] = {layer.number: layer for layer in layers} | {layer.name: layer for layer in layers}
+    if isinstance(wanted, int):
+        wanted = [wanted]
     if not isinstance(wanted, (str, re.Pattern)):
         unknown = [key for key in wanted if key not in by_key]
         if unknown:

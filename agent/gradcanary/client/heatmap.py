@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradcanary.client import frames
-from gradcanary.client.buckets import Buckets, decode
+from gradcanary.client.buckets import Buckets, decode, decode_buckets
+from gradcanary.client.records import fill
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,6 +20,8 @@ STATES = {-32768: "no_data", -32767: "zero", -32766: "no_gradient", -32765: "not
 """The codes of cells without a positive value; any other cell is "measured", and round(1000 * log10(value))."""
 
 MEASURED = "measured"
+
+NAMES = (MEASURED, *STATES.values())
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,9 @@ class Heatmap:
     @classmethod
     def decode(cls, answer: Mapping[str, Any]) -> Heatmap:
         """Return the heatmap of an answer of the API."""
-        rows = tuple(HeatmapRow(tuple(row["layers"]), row["name"], row["block"]) for row in answer["rows"])
+        rows = tuple(fill(HeatmapRow, row) for row in answer["rows"])
         kind = answer["run"], answer["stat"], answer["value"], tuple(answer["phases"]), answer["threshold"]["enter"]
-        return cls(*kind, Buckets.decode(answer), rows, decode(answer["cells"]))
+        return cls(*kind, decode_buckets(answer)[0], rows, decode(answer["cells"]))
 
     def cell(self, row: int, column: int) -> tuple[str, float]:
         """Return the state of a cell, and its value.
@@ -64,21 +67,18 @@ class Heatmap:
         return state, 10 ** (code / 1000) if state == MEASURED else 0.0 if state == "zero" else float("nan")
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Return the values, float64 [row, column], to 0.1 %: 0 is exactly zero, NaN has a reason in :meth:`states`."""
+        """Return the values, float64 [row, column], to 0.12 %: 0 is exactly zero; :meth:`states` says why NaN."""
         numpy = frames.require("numpy")
-        cells = self._codes()
+        cells, states = numpy.array(self.cells).reshape(len(self.rows), len(self.buckets.steps)), self.states()
         values: npt.NDArray[Any] = 10 ** (cells / 1000)
-        values[numpy.isin(cells, list(STATES))] = numpy.nan
-        values[cells == -32767] = 0
+        values[states != MEASURED] = numpy.nan
+        values[states == "zero"] = 0
         return values
 
     def states(self) -> npt.NDArray[Any]:
         """Return the states, texts [row, column], as of :meth:`cell`."""
-        numpy = frames.require("numpy")
-        cells = self._codes()
-        states: npt.NDArray[Any] = numpy.full(cells.shape, MEASURED, "<U13")
-        for code, name in STATES.items():
-            states[cells == code] = name
+        names: npt.NDArray[Any] = frames.require("numpy").array(NAMES)
+        states: npt.NDArray[Any] = names[self._state_numbers()]
         return states
 
     def to_pandas(self) -> pd.DataFrame:
@@ -89,24 +89,24 @@ class Heatmap:
         """Return the same rows as :meth:`to_pandas`."""
         return frames.to_polars(self._columns())
 
-    def _codes(self) -> npt.NDArray[Any]:
+    def _state_numbers(self) -> npt.NDArray[Any]:
+        """Return the place of the state of each cell in NAMES, [row, column]."""
         numpy = frames.require("numpy")
-        cells: npt.NDArray[Any] = numpy.array(self.cells).reshape(len(self.rows), len(self.buckets.steps))
-        return cells
+        cells = numpy.array(self.cells).reshape(len(self.rows), len(self.buckets.steps))
+        numbers: npt.NDArray[Any] = numpy.zeros(cells.shape, numpy.intp)
+        for number, code in enumerate(STATES, 1):
+            numbers[cells == code] = number
+        return numbers
 
     def _columns(self) -> dict[str, Any]:
         numpy = frames.require("numpy")
-        cells, height = self._codes(), len(self.rows)
-        names, of_code = [MEASURED, *STATES.values()], {code: place for place, code in enumerate(STATES, 1)}
-        places = numpy.zeros(cells.shape, numpy.intp)
-        for code, place in of_code.items():
-            places[cells == code] = place
-        rows = numpy.repeat(numpy.arange(height), len(self.buckets.steps))
+        height, buckets = len(self.rows), self.buckets
+        rows = numpy.repeat(numpy.arange(height), len(buckets.steps))
         return {
             "name": frames.Labels(rows, [row.name for row in self.rows]),
-            "step": numpy.tile(numpy.array(self.buckets.steps), height),
-            "bucket_steps": numpy.tile(numpy.array(self.buckets.widths), height),
-            "time": frames.to_times(numpy.tile(numpy.array(self.buckets.times), height)),
+            "step": numpy.tile(numpy.array(buckets.steps), height),
+            "bucket_steps": numpy.tile(numpy.array(buckets.widths), height),
+            "time": frames.to_times(numpy.tile(numpy.array(buckets.times), height)),
             "value": self.to_numpy().ravel(),
-            "state": frames.Labels(places.ravel(), names),
+            "state": frames.Labels(self._state_numbers().ravel(), NAMES),
         }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradcanary.client import frames
 from gradcanary.client.buckets import PLANES, Buckets, Envelope
+from gradcanary.client.records import Json, moment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,6 +181,32 @@ class Metrics(Lines):
 
     run: str
     lines: tuple[Line, ...]
+
+    @classmethod
+    def decode(cls, run: str, metrics: Sequence[Json], rows: Iterator[list[str]]) -> Metrics:
+        """Return these metrics (name and tags) of the rows of the API's CSV: step, time, then a cell for each."""
+        none = Buckets.empty(), Envelope(array("d"), array("d"), array("d"), array("i"), array("i"))
+        of_title = {line.title: line for line in (Line(m["name"], None, m["tags"], *none) for m in metrics)}
+        _, _, *titles = next(rows)
+        points = [(array("q"), array("d"), array("d")) for _ in titles]
+        for step, time, *cells in rows:
+            at, when = int(step), moment(time).timestamp() if time else math.nan
+            for (steps, times, values), cell in zip(points, cells, strict=True):
+                if cell:
+                    steps.append(at)
+                    times.append(when)
+                    values.append(float(cell))
+        lines = []
+        for title, (steps, times, values) in zip(titles, points, strict=True):
+            # An apostrophe keeps a spreadsheet from running a name as a formula.
+            line = of_title.get(title) or of_title.get(title.removeprefix("'"))
+            if line is not None and steps:
+                count = array("i", map(math.isfinite, values))
+                envelope = Envelope(values, values, values, count, array("i", (1 - each for each in count)))
+                lines.append(
+                    replace(line, buckets=Buckets(steps, array("q", [1]) * len(steps), times), values=envelope)
+                )
+        return cls(run, tuple(lines))
 
     def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
         names = list(dict.fromkeys(line.name for line in lines))

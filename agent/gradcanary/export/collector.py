@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import getpass
+import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -24,6 +25,7 @@ from gradcanary import __version__
 
 if TYPE_CHECKING:
     import ssl
+    from http.client import HTTPResponse
 
     from gradcanary.export.transport import Answer
 
@@ -79,30 +81,18 @@ class CollectorClient:
 
         Raises CollectorError.
         """
-        import http.client
+        with self._exchange(method, path, body, query) as response:
+            answer = self._read(response)
+        with contextlib.suppress(ValueError):  # another program listens there
+            return json.loads(answer.body) if answer.body else None
+        raise CollectorError(f"{self.url} answered {answer.status} and no JSON of a collector")
 
-        given = urlencode({name: value for name, value in query.items() if value is not None}, doseq=True)
-        try:
-            answer = self._exchange(method, f"{path}?{given}" if given else path, body)
-        except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(
-                f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
-                f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
-            ) from error
-        if answer.status in (401, 403) and answer.message:
-            hint = TOKEN.format(token=self._spelled.format("token"))
-            raise AccessError(f"{answer.message} {hint}", is_refusal=True)
-        if answer.code == "not_found":  # no such route
-            raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
-        if 400 <= answer.status < 500 and answer.message:
-            kind = NotFoundError if answer.status == 404 else CollectorError
-            raise kind(answer.message, is_refusal=True, field=answer.field)
-        try:
-            if answer.status < 300:
-                return json.loads(answer.body) if answer.body else None
-        except ValueError:
-            pass  # another program listens there
-        raise CollectorError(f"{self.url} answered {answer.status} {answer.message or 'and no JSON of a collector'}")
+    def lines(self, path: str, **query: Value) -> Iterator[str]:
+        """Yield the lines of an answer as they come; raises CollectorError."""
+        with self._exchange("GET", path, None, query) as response:
+            if response.status >= 300:
+                self._read(response)
+            yield from io.TextIOWrapper(response, "utf-8", newline="")
 
     def pages(self, path: str, key: str, cursor: str, most: int, **query: str | None) -> tuple[list[Any], str | None]:
         """Return the items under ``key`` of up to ``most`` pages, and the cursor of the next page if there is one."""
@@ -117,32 +107,58 @@ class CollectorClient:
 
     def versions(self) -> str:
         """Return a sentence with the version of the collector and of this package, and what to do about it."""
-        import http.client
+        there = "unknown"
+        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
+        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
+            there = str(json.loads(response.read())["info"]["version"])
+        remedy = "install the same version in both places"
+        return f"The collector at {self.url} has gradcanary {there}, here is {__version__}: {remedy}."
 
-        there = "of another version"
-        with contextlib.suppress(OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-            there = str(json.loads(self._exchange("GET", "/openapi.json", None).body)["info"]["version"])
-        return f"The collector at {self.url} is gradcanary {there}, here it is {__version__}: install the same version."
+    def _read(self, response: HTTPResponse) -> Answer:
+        """Return an answer; raises CollectorError if it is a refusal or a failure."""
+        from gradcanary.export.transport import Answer
+
+        answer = Answer(response.status, response.read(), None)
+        if answer.status in (401, 403) and answer.message:
+            hint = TOKEN.format(token=self._spelled.format("token"))
+            raise AccessError(f"{answer.message} {hint}", is_refusal=True)
+        if answer.code == "not_found":  # no such route
+            raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
+        if 400 <= answer.status < 500 and answer.message:
+            kind = NotFoundError if answer.status == 404 else CollectorError
+            raise kind(answer.message, is_refusal=True, field=answer.field)
+        if answer.status >= 300:
+            why = answer.message or "and no JSON of a collector"
+            raise CollectorError(f"{self.url} answered {answer.status} {why}")
+        return answer
 
     @functools.cached_property
     def _trusted(self) -> ssl.SSLContext | None:
         return tls_context(self.url)  # once: to read the authorities takes longer than to connect
 
-    def _exchange(self, method: str, path: str, body: object) -> Answer:
-        from gradcanary.export.transport import Answer, Connection
+    @contextlib.contextmanager
+    def _exchange(self, method: str, path: str, body: object, query: Mapping[str, Value]) -> Iterator[HTTPResponse]:
+        """Send a request and open its answer; raises UnreachableError, also where the block reads the answer."""
+        import http.client
+
+        from gradcanary.export.transport import Connection
 
         parts = urlsplit(self.url)
         headers = {"content-type": "application/json"}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
-        connection = Connection(parts.hostname or "", parts.port, self._trusted)
+        given = urlencode({name: value for name, value in query.items() if value is not None}, doseq=True)
+        target = f"{parts.path.rstrip('/')}/api/v1{path}" + (f"?{given}" if given else "")
+        content = None if body is None else json.dumps(body).encode()
         try:
-            content = None if body is None else json.dumps(body).encode()
-            connection.request(method, f"{parts.path.rstrip('/')}/api/v1{path}", content, headers)
-            response = connection.getresponse()
-            return Answer(response.status, response.read(), None)
-        finally:
-            connection.close()
+            with contextlib.closing(Connection(parts.hostname or "", parts.port, self._trusted)) as connection:
+                connection.request(method, target, content, headers)
+                yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(
+                f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
+                f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
+            ) from error
 
 
 def tls_context(url: str) -> ssl.SSLContext | None:

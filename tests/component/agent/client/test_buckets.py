@@ -16,7 +16,7 @@ from gradcanary_server.tsdb.query import StepRange
 from support.server import stories
 from support.server.archives import LAYERS, Store
 
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_each_sample_is_read_in_a_bucket_of_its_own(store, story, most, span):
     stories.send(store, story)
     begin, end = span or (None, None)
     asked = []
-    windows = list(read_finest(reader(store, most, asked), begin, end, most))
+    windows = list(read_finest(reader(store, most, asked), begin, end))
     buckets, lines = whole(windows)
     samples = stories.counted(story, begin or 0, 2**31 if end is None else end)
     assert buckets.steps.tolist() == sorted(samples)
