@@ -219,6 +219,19 @@ class Watch:
         """Measure nothing until the next step, as for an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.pause()
 
+    def show(self, height: int = 720) -> None:
+        """Show the live page of the run in a notebook, so many pixels high; in a terminal print its address.
+
+        The browser has to reach the collector at ``url``, and the collector to allow the frame: docs/operating.md,
+        Access. Never raises.
+        """
+        from gradcanary.display import live_page
+
+        try:
+            live_page.show(self.url, height)
+        except Exception as error:  # noqa: BLE001 -- a closed stdout is no reason to stop a training
+            self._session.guard.print_once("show() failed ({error}); the page is {url}", error=error, url=self.url)
+
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
         """End the watch: send the rest, for ``timeout_s`` at most, and leave no hook and no thread.
 

@@ -79,6 +79,7 @@ def test_the_public_names():
         "observe_accumulator",
         "step",
         "pause",
+        "show",
         "close",
         "matches",
         "close_for_next",
