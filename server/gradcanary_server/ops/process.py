@@ -129,15 +129,15 @@ def _raise_open_files_limit() -> None:
 
 
 def _notify_systemd() -> None:
-    """Tell systemd that the process serves, if it asked for that (Type=notify): sd_notify(3), one datagram."""
-    address = os.environ.pop("NOTIFY_SOCKET", None)  # a child process must not speak for this one
+    """Notify systemd that the process serves, if it waits for that (Type=notify): one datagram, sd_notify(3)."""
+    address = os.environ.pop("NOTIFY_SOCKET", None)  # not for child processes
     if not address:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             notify.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
     except OSError as error:
-        logger.warning("systemd is not told that the collector serves: NOTIFY_SOCKET=%s: %s", address, error)
+        logger.warning("systemd cannot be notified that the collector serves: NOTIFY_SOCKET=%s: %s", address, error)
 
 
 @contextlib.contextmanager
