@@ -1,0 +1,190 @@
+"""docs/deploy for Prometheus, Alertmanager and Grafana: by their own tools, and by a Prometheus that scrapes a collector."""
+
+import json
+import re
+import subprocess
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import yaml
+
+from gradcanary import wire
+from support.agent.ranks import free_port
+from support.collectors import Collector
+from support.deploy import FOLDER, check, edited, tool
+from support.receivers import Receiver, status
+from support.streams import Session, Stream, collapsed, healthy
+from support.waiting import eventually
+
+DOCUMENTS = "https://git.example/gradcanary/blob/main/"
+NAME = re.compile(r"(?<![\w:])(?:\w+:)?(?:gradcanary|process)_\w+(?::\w+)?")
+
+
+def rules():
+    return [rule for group in yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts():
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def panels():
+    return [panel for panel in json.loads((FOLDER / "grafana.json").read_text())["panels"] if panel["type"] != "row"]
+
+
+def filled(panel):
+    """Return the queries of a panel, with variables as Grafana fills them in."""
+    found = [target["expr"] for target in panel["targets"]]
+    for name, value in (("$job", "gradcanary"), ("$run", ".*"), ("$__rate_interval", "5s")):
+        found = [query.replace(name, value) for query in found]
+    assert not [query for query in found if "$" in query]
+    return found
+
+
+def queries():
+    return [query for panel in panels() for query in filled(panel)]
+
+
+@contextmanager
+def serving(*command):
+    """Start a server on a free port, and yield its address once it is ready."""
+    port = free_port()
+    words = [*command, f"--web.listen-address=127.0.0.1:{port}"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually(lambda: is_ready(f"http://127.0.0.1:{port}/-/ready"))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def is_ready(url):
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory, new_db):
+    """A collector that asks for tokens, with an endpoint that fails, a sick run and one that crashed."""
+    receiver = Receiver(*[status(500)] * 20)
+    collector = Collector(tmp_path_factory.mktemp("collector"), ("--auth", "--webhook", receiver.url), db=new_db())
+    collector.start()
+    [ingest] = re.findall(r"GRADCANARY_TOKEN=(\S+)", "".join(collector.output))
+    with httpx.Client(headers={"Authorization": f"Bearer {ingest}"}, timeout=60) as client:
+        Session(collector.url, run="sick", client=client).send(Stream(collapsed(200, 8, (0, 2, 4), 120)))
+        crashed = Session(collector.url, run="crashed", client=client)
+        crashed.send(Stream(healthy(60, 4)))
+        crash = wire.Crash("ValueError", "no", ("train.py:40 in <module>",), None, None)
+        crashed.post("/end", wire.End("crashed", 59, "ValueError: no", crash)).raise_for_status()
+        yield collector
+    collector.kill()
+    receiver.close()
+
+
+@pytest.fixture
+def token(collector, typed):
+    created, secret, _ = typed("token", "create", "--scope", "read", "--name", "prometheus", "--data", collector.data)
+    assert created == 0
+    return secret.strip()
+
+
+def test_promtool_accepts_the_configuration_and_the_rules_pass_their_tests():
+    assert "SUCCESS" in check(tool("promtool"), "check", "config", "--syntax-only", "prometheus.yml")
+    assert "SUCCESS: 16 rules found" in check(tool("promtool"), "check", "rules", "rules.yml")
+    assert "SUCCESS" in check(tool("promtool"), "test", "rules", "rules_test.yml")
+    tested = (FOLDER / "rules_test.yml").read_text()
+    assert [name for name in alerts() if name not in tested] == []
+
+
+def test_each_alert_has_its_text_and_a_paragraph_of_the_runbook():
+    headings = re.findall(r"^### (\w+)$", (FOLDER / "runbook.md").read_text(), re.MULTILINE)
+    assert headings == list(alerts()), "in the order of the rules"
+    for name, rule in alerts().items():
+        noted = rule["annotations"]
+        assert noted["summary"]
+        assert noted["description"]
+        assert noted["runbook_url"] == f"{DOCUMENTS}docs/deploy/runbook.md#{name.lower()}"
+        # Of an incident the severity is a label of its series.
+        assert ("severity" in rule.get("labels", {})) is (name != "GradcanaryIncident")
+
+
+def test_every_metric_of_dashboard_and_rules_is_one_of_the_collector(collector, token):
+    scraped = httpx.get(f"{collector.url}/metrics", headers={"Authorization": f"Bearer {token}"})
+    there = set(re.findall(r"^(?:# TYPE )?(\w+)", scraped.text, re.MULTILINE))
+    there |= {rule["record"] for rule in rules() if "record" in rule}
+    for query in (*queries(), *(rule["expr"] for rule in rules())):
+        named = set(NAME.findall(query)) - {"gradcanary"}
+        assert named <= there, query
+        assert named or "up{" in query, query
+
+
+def test_a_prometheus_scrapes_a_sick_run_and_its_alerts_fire(collector, token, tmp_path):
+    (tmp_path / "gradcanary_token").write_text(token)
+    (tmp_path / "rules.yml").write_text(edited("rules.yml", {}))
+    config = {"127.0.0.1:8787": f"127.0.0.1:{collector.port}", "_interval: 15s": "_interval: 1s"}
+    (tmp_path / "prometheus.yml").write_text(edited("prometheus.yml", config))
+    place = (f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}")
+    with serving(tool("prometheus"), *place) as url:
+
+        def ask(path, **parameters):
+            answer = httpx.get(f"{url}/api/v1/{path}", params=parameters).json()
+            assert answer["status"] == "success", answer
+            return answer["data"]
+
+        def firing():
+            found = [each["labels"] for each in ask("alerts")["alerts"] if each["state"] == "firing"]
+            return found if len(found) == 2 else None
+
+        assert sorted(eventually(firing), key=lambda labels: labels["alertname"]) == [
+            {"alertname": "GradcanaryIncident", "job": "gradcanary", "run": "sick", "rule": "collapse"}
+            | {"severity": "critical"},
+            {"alertname": "GradcanaryRunCrashed", "job": "gradcanary", "run": "crashed", "severity": "critical"},
+        ]
+        pending = {each["labels"]["alertname"] for each in ask("alerts")["alerts"] if each["state"] == "pending"}
+        assert pending == {"GradcanaryMessagesFail"}, "which waits ten minutes"
+        assert [each["health"] for group in ask("rules")["groups"] for each in group["rules"]] == ["ok"] * 16
+
+        def empty():
+            return [query for query in queries() if not ask("query", query=query)["result"]]
+
+        eventually(lambda: not empty())  # a rate takes two scrapes
+        shown = ask("query", query=filled(next(each for each in panels() if each["type"] == "table"))[0])["result"]
+        assert [(each["metric"]["run"], each["value"][1]) for each in shown] == [("sick", "3")]
+
+
+def test_an_alertmanager_pages_for_what_is_critical_and_inhibits_what_follows(tmp_path):
+    config = FOLDER / "alertmanager.yml"
+    assert "SUCCESS" in check(tool("amtool"), "check-config", config)
+    route = (tool("amtool"), "config", "routes", "test", f"--config.file={config}")
+    assert check(*route, "severity=critical", "run=sdxl") == "pager\n"
+    assert check(*route, "severity=warning", "run=sdxl") == "channel\n"
+    assert yaml.safe_load(config.read_text())["route"]["group_by"] == ["run"]
+    place = (f"--config.file={config}", f"--storage.path={tmp_path}", "--cluster.listen-address=")
+    program = tool("alertmanager", "prometheus-alertmanager")
+    sent = [
+        ("GradcanaryIncident", {"run": "sdxl", "rule": "collapse", "severity": "critical"}),
+        ("GradcanaryIncident", {"run": "sdxl", "rule": "no_update", "severity": "warning"}),
+        ("GradcanaryIncident", {"run": "other", "rule": "no_update", "severity": "warning"}),
+        ("GradcanaryStoreAway", {"instance": "a", "severity": "critical"}),
+        ("GradcanaryIngestFailing", {"instance": "a", "severity": "critical"}),
+        ("GradcanaryDiskFillsUp", {"instance": "a", "severity": "warning"}),
+        ("GradcanaryDown", {"severity": "critical"}),
+        ("GradcanaryInstanceDown", {"instance": "a", "severity": "warning"}),
+    ]
+    with serving(program, *place) as url:
+        body = [{"labels": {"alertname": name, "job": "gradcanary", **labels}} for name, labels in sent]
+        httpx.post(f"{url}/api/v2/alerts", json=body).raise_for_status()
+
+        def inhibited():
+            found = [each for each in httpx.get(f"{url}/api/v2/alerts").json() if each["status"]["inhibitedBy"]]
+            names = sorted((each["labels"]["alertname"], each["labels"].get("run")) for each in found)
+            return names if len(names) >= 3 else None
+
+        assert eventually(inhibited) == [
+            ("GradcanaryIncident", "sdxl"),
+            ("GradcanaryIngestFailing", None),
+            ("GradcanaryInstanceDown", None),
+        ]
