@@ -18,8 +18,8 @@ def documents(name):
     return list(yaml.safe_load_all((FOLDER / "kubernetes" / name).read_text()))
 
 
-def one(name, kind, **labels):
-    [found] = [each for each in documents(name) if each["kind"] == kind and labels.items() <= each["metadata"].items()]
+def one(file, kind, **metadata):
+    [found] = [each for each in documents(file) if each["kind"] == kind and metadata.items() <= each["metadata"].items()]
     return found
 
 

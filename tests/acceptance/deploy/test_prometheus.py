@@ -1,4 +1,4 @@
-"""docs/deploy for Prometheus, Alertmanager and Grafana: by their own tools, and by a Prometheus that scrapes a collector."""
+"""docs/deploy for Prometheus, Alertmanager and Grafana: by their tools, and by a Prometheus that scrapes a collector."""
 
 import json
 import re
@@ -69,8 +69,10 @@ def is_ready(url):
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory, new_db):
     """A collector that asks for tokens, with an endpoint that fails, a sick run and one that crashed."""
-    receiver = Receiver(*[status(500)] * 20)
-    collector = Collector(tmp_path_factory.mktemp("collector"), ("--auth", "--webhook", receiver.url), db=new_db())
+    folder, receiver = tmp_path_factory.mktemp("collector"), Receiver(*[status(500)] * 20)
+    (folder / "rules.yaml").write_text("version: 1\npace: {wait_s: 0.1}\n")
+    arguments = ("--auth", "--webhook", receiver.url, "--rules", str(folder / "rules.yaml"))
+    collector = Collector(folder, arguments, db=new_db())
     collector.start()
     [ingest] = re.findall(r"GRADCANARY_TOKEN=(\S+)", "".join(collector.output))
     with httpx.Client(headers={"Authorization": f"Bearer {ingest}"}, timeout=60) as client:
@@ -143,6 +145,7 @@ def test_a_prometheus_scrapes_a_sick_run_and_its_alerts_fire(collector, token, t
             | {"severity": "critical"},
             {"alertname": "GradcanaryRunCrashed", "job": "gradcanary", "run": "crashed", "severity": "critical"},
         ]
+        eventually(lambda: [each["labels"]["alertname"] for each in ask("alerts")["alerts"] if each["state"] == "pending"])
         pending = {each["labels"]["alertname"] for each in ask("alerts")["alerts"] if each["state"] == "pending"}
         assert pending == {"GradcanaryMessagesFail"}, "which waits ten minutes"
         assert [each["health"] for group in ask("rules")["groups"] for each in group["rules"]] == ["ok"] * 16
@@ -159,8 +162,8 @@ def test_an_alertmanager_pages_for_what_is_critical_and_inhibits_what_follows(tm
     config = FOLDER / "alertmanager.yml"
     assert "SUCCESS" in check(tool("amtool"), "check-config", config)
     route = (tool("amtool"), "config", "routes", "test", f"--config.file={config}")
-    assert check(*route, "severity=critical", "run=sdxl") == "pager\n"
-    assert check(*route, "severity=warning", "run=sdxl") == "channel\n"
+    assert check(*route, "severity=critical", "run=sdxl").startswith("pager\n")
+    assert check(*route, "severity=warning", "run=sdxl").startswith("channel\n")
     assert yaml.safe_load(config.read_text())["route"]["group_by"] == ["run"]
     place = (f"--config.file={config}", f"--storage.path={tmp_path}", "--cluster.listen-address=")
     program = tool("alertmanager", "prometheus-alertmanager")
