@@ -19,7 +19,9 @@ def documents(name):
 
 
 def one(file, kind, **metadata):
-    [found] = [each for each in documents(file) if each["kind"] == kind and metadata.items() <= each["metadata"].items()]
+    [found] = [
+        each for each in documents(file) if each["kind"] == kind and metadata.items() <= each["metadata"].items()
+    ]
     return found
 
 

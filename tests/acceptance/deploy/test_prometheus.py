@@ -1,4 +1,4 @@
-"""docs/deploy for Prometheus, Alertmanager and Grafana: by their tools, and by a Prometheus that scrapes a collector."""
+"""docs/deploy for Prometheus, Alertmanager and Grafana: by their tools and a Prometheus that scrapes a collector."""
 
 import json
 import re
@@ -12,9 +12,9 @@ import yaml
 from gradcanary import wire
 from support.agent.ranks import free_port
 from support.collectors import Collector
-from support.deploy import FOLDER, check, edited, tool
+from support.deploy import FOLDER, alertmanager, check, edited, tool
 from support.receivers import Receiver, status
-from support.streams import Session, Stream, collapsed, healthy
+from support.streams import Session, Stream, collapsed, healthy, shared_client
 from support.waiting import eventually
 
 DOCUMENTS = "https://git.example/gradcanary/blob/main/"
@@ -61,7 +61,7 @@ def serving(*command):
 
 def is_ready(url):
     try:
-        return httpx.get(url).status_code == 200
+        return shared_client().get(url).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -114,7 +114,7 @@ def test_each_alert_has_its_text_and_a_paragraph_of_the_runbook():
 
 
 def test_every_metric_of_dashboard_and_rules_is_one_of_the_collector(collector, token):
-    scraped = httpx.get(f"{collector.url}/metrics", headers={"Authorization": f"Bearer {token}"})
+    scraped = shared_client().get(f"{collector.url}/metrics", headers={"Authorization": f"Bearer {token}"})
     there = set(re.findall(r"^(?:# TYPE )?(\w+)", scraped.text, re.MULTILINE))
     there |= {rule["record"] for rule in rules() if "record" in rule}
     for query in (*queries(), *(rule["expr"] for rule in rules())):
@@ -132,7 +132,7 @@ def test_a_prometheus_scrapes_a_sick_run_and_its_alerts_fire(collector, token, t
     with serving(tool("prometheus"), *place) as url:
 
         def ask(path, **parameters):
-            answer = httpx.get(f"{url}/api/v1/{path}", params=parameters).json()
+            answer = shared_client().get(f"{url}/api/v1/{path}", params=parameters).json()
             assert answer["status"] == "success", answer
             return answer["data"]
 
@@ -145,7 +145,9 @@ def test_a_prometheus_scrapes_a_sick_run_and_its_alerts_fire(collector, token, t
             | {"severity": "critical"},
             {"alertname": "GradcanaryRunCrashed", "job": "gradcanary", "run": "crashed", "severity": "critical"},
         ]
-        eventually(lambda: [each["labels"]["alertname"] for each in ask("alerts")["alerts"] if each["state"] == "pending"])
+        eventually(
+            lambda: [each["labels"]["alertname"] for each in ask("alerts")["alerts"] if each["state"] == "pending"]
+        )
         pending = {each["labels"]["alertname"] for each in ask("alerts")["alerts"] if each["state"] == "pending"}
         assert pending == {"GradcanaryMessagesFail"}, "which waits ten minutes"
         assert [each["health"] for group in ask("rules")["groups"] for each in group["rules"]] == ["ok"] * 16
@@ -166,7 +168,6 @@ def test_an_alertmanager_pages_for_what_is_critical_and_inhibits_what_follows(tm
     assert check(*route, "severity=warning", "run=sdxl").startswith("channel\n")
     assert yaml.safe_load(config.read_text())["route"]["group_by"] == ["run"]
     place = (f"--config.file={config}", f"--storage.path={tmp_path}", "--cluster.listen-address=")
-    program = tool("alertmanager", "prometheus-alertmanager")
     sent = [
         ("GradcanaryIncident", {"run": "sdxl", "rule": "collapse", "severity": "critical"}),
         ("GradcanaryIncident", {"run": "sdxl", "rule": "no_update", "severity": "warning"}),
@@ -177,12 +178,14 @@ def test_an_alertmanager_pages_for_what_is_critical_and_inhibits_what_follows(tm
         ("GradcanaryDown", {"severity": "critical"}),
         ("GradcanaryInstanceDown", {"instance": "a", "severity": "warning"}),
     ]
-    with serving(program, *place) as url:
+    with serving(*alertmanager(), *place) as url:
         body = [{"labels": {"alertname": name, "job": "gradcanary", **labels}} for name, labels in sent]
-        httpx.post(f"{url}/api/v2/alerts", json=body).raise_for_status()
+        shared_client().post(f"{url}/api/v2/alerts", json=body).raise_for_status()
 
         def inhibited():
-            found = [each for each in httpx.get(f"{url}/api/v2/alerts").json() if each["status"]["inhibitedBy"]]
+            found = [
+                each for each in shared_client().get(f"{url}/api/v2/alerts").json() if each["status"]["inhibitedBy"]
+            ]
             names = sorted((each["labels"]["alertname"], each["labels"].get("run")) for each in found)
             return names if len(names) >= 3 else None
 

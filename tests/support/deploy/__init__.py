@@ -1,6 +1,7 @@
 """The files of docs/deploy, and the tools that check them: ensure_tools.sh, by ``make test-all``."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,3 +34,13 @@ def edited(name: str, changes: Mapping[str, str]) -> str:
         assert old in text, f"{name} has no {old}"
         text = text.replace(old, new)
     return text
+
+
+def alertmanager() -> list[str]:
+    """Return the words that start Alertmanager; an unpacked one of Debian reads its templates from /usr/share, too."""
+    program = tool("alertmanager", "prometheus-alertmanager")
+    if Path(program).parent != UNPACKED:
+        return [program]
+    share = UNPACKED.parent / "share"
+    start = f'mount --bind {shlex.quote(str(share))} /usr/share && exec "$0" "$@"'
+    return ["unshare", "--mount", "--map-root-user", "sh", "-c", start, program]
