@@ -20,9 +20,9 @@ def tool(*names: str) -> str:
     return found[0]
 
 
-def check(*words: object, cwd: Path = FOLDER) -> str:
+def check(*words: object, cwd: Path = FOLDER, env: Mapping[str, str] = os.environ) -> str:
     """Run a tool and return what it printed; fails with that where its status is not 0."""
-    ran = subprocess.run([*map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
 
