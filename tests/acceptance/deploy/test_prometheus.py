@@ -168,36 +168,55 @@ def test_a_prometheus_scrapes_a_sick_run_and_its_alerts_fire(collector, folder, 
         assert [(each["metric"]["run"], each["value"][1]) for each in shown] == [("sick", "3")]
 
 
-def test_an_alertmanager_pages_for_what_is_critical_and_inhibits_what_follows(tmp_path):
-    config = FOLDER / "alertmanager.yml"
-    route = (tool("amtool"), "config", "routes", "test", f"--config.file={config}")
-    assert check(*route, "severity=critical", "run=sdxl").startswith("pager\n")
-    assert check(*route, "severity=warning", "run=sdxl").startswith("channel\n")
-    assert yaml.safe_load(config.read_text())["route"]["group_by"] == ["run"]
+SENT = (
+    ("GradcanaryIncident", {"run": "sdxl", "rule": "collapse", "severity": "critical"}),
+    ("GradcanaryIncident", {"run": "sdxl", "rule": "nonfinite", "severity": "critical"}),
+    ("GradcanaryIncident", {"run": "sdxl", "rule": "no_update", "severity": "warning"}),  # inhibited
+    ("GradcanaryIncident", {"run": "other", "rule": "no_update", "severity": "warning"}),
+    ("GradcanaryStoreAway", {"instance": "a", "severity": "critical"}),
+    ("GradcanaryIngestFailing", {"instance": "a", "severity": "critical"}),  # inhibited
+    ("GradcanaryDiskFillsUp", {"instance": "a", "severity": "warning"}),
+    ("GradcanaryDown", {"severity": "critical"}),
+    ("GradcanaryInstanceDown", {"instance": "a", "severity": "warning"}),  # inhibited
+)
+
+
+def test_an_alertmanager_pages_once_for_a_run_and_says_nothing_of_what_follows(receiver_factory, tmp_path):
+    pager, channel = receiver_factory(), receiver_factory()
+    edits = {
+        "group_wait: 30s": "group_wait: 2s",
+        "routing_key_file: /etc/prometheus/pagerduty_key": f"routing_key: x\n        url: {pager.url}",
+        "api_url_file: /etc/prometheus/slack_url": f"api_url: {channel.url}",
+    }
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(edited("alertmanager.yml", edits))
     place = (f"--config.file={config}", f"--storage.path={tmp_path}", "--cluster.listen-address=")
-    sent = [
-        ("GradcanaryIncident", {"run": "sdxl", "rule": "collapse", "severity": "critical"}),
-        ("GradcanaryIncident", {"run": "sdxl", "rule": "no_update", "severity": "warning"}),
-        ("GradcanaryIncident", {"run": "other", "rule": "no_update", "severity": "warning"}),
-        ("GradcanaryStoreAway", {"instance": "a", "severity": "critical"}),
-        ("GradcanaryIngestFailing", {"instance": "a", "severity": "critical"}),
-        ("GradcanaryDiskFillsUp", {"instance": "a", "severity": "warning"}),
-        ("GradcanaryDown", {"severity": "critical"}),
-        ("GradcanaryInstanceDown", {"instance": "a", "severity": "warning"}),
-    ]
     with serving(*alertmanager(), *place) as url:
-        body = [{"labels": {"alertname": name, "job": "gradcanary", **labels}} for name, labels in sent]
-        shared_client().post(f"{url}/api/v2/alerts", json=body).raise_for_status()
-
-        def inhibited():
-            found = [
-                each for each in shared_client().get(f"{url}/api/v2/alerts").json() if each["status"]["inhibitedBy"]
-            ]
-            names = sorted((each["labels"]["alertname"], each["labels"].get("run")) for each in found)
-            return names if len(names) >= 3 else None
-
-        assert eventually(inhibited) == [
-            ("GradcanaryIncident", "sdxl"),
-            ("GradcanaryIngestFailing", None),
-            ("GradcanaryInstanceDown", None),
+        alerts = [
+            {
+                "labels": {"alertname": name, "job": "gradcanary", **labels},
+                "annotations": {"summary": summary(name, labels)},
+            }
+            for name, labels in SENT
         ]
+        shared_client().post(f"{url}/api/v2/alerts", json=alerts).raise_for_status()
+        paged = [json.loads(message.body)["payload"]["summary"] for message in pager.wait(2)]
+        assert sorted(map(split, paged)) == [
+            ["GradcanaryDown", "GradcanaryStoreAway"],
+            ["sdxl collapse", "sdxl nonfinite"],
+        ]
+        known = shared_client().get(f"{url}/api/v2/alerts").json()
+        assert sum(bool(each["status"]["inhibitedBy"]) for each in known) == 3
+        [shown] = zip(*(json.loads(message.body)["attachments"] for message in channel.wait(2)), strict=True)
+    assert sorted((each["title"], each["text"].strip()) for each in shown) == [
+        ("firing: gradcanary", "GradcanaryDiskFillsUp."),
+        ("firing: other", "other no_update."),
+    ]
+
+
+def summary(name, labels):
+    return f"{labels['run']} {labels['rule']}" if "run" in labels else name
+
+
+def split(paged):
+    return sorted(paged.split("; "))
