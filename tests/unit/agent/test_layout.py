@@ -16,8 +16,8 @@ LEVELS = (
     "stats",
     "tracking",
     "export",
-    "session api lightning fp32_sums fp32_copies training_config summary",
-    "attach demo",
+    "session api training_watch fp32_sums fp32_copies training_config summary",
+    "attach demo lightning transformers",
     "doctor sanity",
     "cli",
 )
