@@ -371,15 +371,14 @@ def test_the_callback_leaves_a_watch_of_the_script_open(collector: Recorded, loo
             loops.trainer_of(model, tmp_path, callbacks=[callback]).train()
             assert callback.watch is watch
             assert watch.stop_on == "warning"
-            watch.log(afterwards=1.0)
+            assert len(collector.ends) == (0 if known else 1)
     assert len(collector.ends) == 2
-    assert collector.metric("afterwards")
 
 
 def test_an_error_in_the_callback_ends_no_training(
-    collector: Recorded, loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    callback = loops.GradientCallback(url=collector.url, run="faulty")
+    callback = loops.GradientCallback(url="http://127.0.0.1:9", run="faulty")
     monkeypatch.setattr(callback, "_report_changes", lambda: 1 / 0)
     trainer = loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback])
     trainer.train()
