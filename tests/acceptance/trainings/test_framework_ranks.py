@@ -95,7 +95,7 @@ def test_an_incident_stops_both_ranks_after_the_same_step(
     said = [*map(said_by, ranks)]
     assert [rank.wait(60) for rank in ranks] == [0] * RANKS, said
     first, second = (json.loads(text[text.rindex('{"trans') :].splitlines()[0]) for text in said)
-    for kind in ("transformers", "lightning"):
+    for kind in ("transformers", "lightning", "documented"):
         assert first[kind]["step"] == second[kind]["step"], kind
         assert 0 < first[kind]["step"] < 10_000
     assert first["transformers"]["is_saved"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gradcanary
+from support.agent.documented import example
 from support.agent.fixtures import complaints
 from support.agent.micro_gradients import (
     COUNTS,
@@ -250,21 +251,36 @@ WORDS = "collapse (critical, #7): 2 of 9 parameters fell. Do first: Lower the we
 def test_the_callback_changes_nothing_of_a_trainer(
     collector: Recorded, loops: ModuleType, tmp_path: Path, settings: dict[str, object]
 ) -> None:
-    """Also where ``train()`` is called twice."""
+    """Also where ``train()`` is called twice, the second time from a checkpoint."""
 
-    def trained(*callbacks: object) -> tuple[list[str], list[dict[str, object]]]:
+    checkpoint = str(tmp_path / "checkpoint-2") if "save_steps" in settings else None
+
+    def trained(*callbacks: object) -> list[object]:
         model = loops.llama_with_lora()
         trainer = loops.trainer_of(model, tmp_path, callbacks=callbacks, **settings)
-        left = []
-        for _ in range(2):
-            trainer.train()
+        left: list[object] = []
+        for resumed in (None, checkpoint):
+            trainer.train(resume_from_checkpoint=resumed)
             left += [left_behind(model, trainer.optimizer.optimizer), loops.entries(trainer)]
         return left
 
     watched = loops.GradientCallback(url=collector.url, run="twice")
     assert trained(watched) == trained()
     assert [end["state"] for end in collector.ends] == ["finished"] * 2
+    assert collector.hellos[-1]["first_step"] == (0 if checkpoint is None else 2)
     assert watched.watch._session.guard.caught == 0
+
+
+def test_the_documented_callback(
+    collector: Recorded, loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADCANARY_URL", collector.url)
+    bare = loops.trainer_of(loops.llama(), tmp_path)
+    names = {"Trainer": loops.Trainer, "model": bare.model, "args": bare.args, "data": bare.train_dataset}
+    exec(example("## In Hugging Face's Trainer"), names)
+    assert names["trainer"].state.global_step == len(COUNTS)
+    assert collector.runs == {"sdxl-0412"}
+    assert collector.steps() == list(range(len(COUNTS)))
 
 
 def test_the_verdict_is_in_the_log(

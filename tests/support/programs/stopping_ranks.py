@@ -1,4 +1,4 @@
-"""One of two ranks that an incident stops: by the Trainer, by Lightning, and where only rank 0 has the callback.
+"""One of two ranks that an incident stops: by the Trainer, Lightning and a loop, and where only rank 0 has it.
 
 Run as a script: ``stopping_ranks.py RANK PORT OUT URL``; prints the last step of each training as JSON.
 """
@@ -16,9 +16,11 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
+import gradcanary
 from gradcanary.export import sender
 from gradcanary.lightning import GradientMonitor
 from gradcanary.transformers import GradientCallback
+from support.agent.documented import example
 
 STEPS, STOPPED = 20_000, {"absmax_below": 1e6, "stop_on": "critical"}
 """No training gets so far, and all layers are under the threshold."""
@@ -78,6 +80,22 @@ def train_by_lightning(url: str, folder: str) -> dict[str, Any]:
     return {"step": trainer.global_step}
 
 
+def train_by_the_documented_loop(url: str) -> dict[str, Any]:
+    os.environ.update(GRADCANARY_URL=url, GRADCANARY_RUN="documented", GRADCANARY_ABSMAX_BELOW="1e6")
+    ranks.seed()
+    model = torch.nn.parallel.DistributedDataParallel(ranks.net())
+    names = {
+        "gradcanary": gradcanary,
+        "torch": torch,
+        "device": "cpu",
+        "loader": (torch.randn(2, 8) for _ in range(STEPS)),
+        "loss_of": lambda batch: model(batch).square().mean(),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+    }
+    exec(example("### `stop_on`", 1), names)
+    return {"step": names["step"]}
+
+
 def main(rank: str, port: str, out: str, url: str) -> None:
     torch.set_num_threads(1)
     sender.FLUSH_S = sender.QUIET_S = 0.05
@@ -90,6 +108,7 @@ def main(rank: str, port: str, out: str, url: str) -> None:
     only = GradientCallback(url=url, run="only", **STOPPED)
     callbacks = [only, Waiting(only)] if rank == "0" else []
     found["only rank 0"] = train_by_transformers(f"{out}/only", callbacks, 80)
+    found["documented"] = train_by_the_documented_loop(url)
     print(json.dumps(found), flush=True)
     distributed.destroy_process_group()
 
