@@ -17,7 +17,7 @@ import torch
 from gradcanary.guard import Guard
 
 SPACING_S = 0.5
-"""Between two words of rank 0: incidents come no sooner, and a word takes a tenth of a millisecond."""
+"""Between two words of rank 0: incidents come no sooner. To read one takes a request to the store."""
 
 MAX_STEPS = 1_000
 """From one word to the next: steps may become slower in between."""

@@ -288,6 +288,7 @@ def test_the_verdict_is_in_the_log(
 ) -> None:
     """Nothing before the collector answers, then numbers; words where something changed; reporters get the numbers."""
     monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.02)
     incidents: list[dict[str, object]] = [{**CRITICAL, "id": 3, "severity": "information"}]
     with collector_that(lambda _: Says(body=reply(tuple(incidents)))) as scripted:
         callback, reporter = loops.GradientCallback(url=scripted.url, run="told"), loops.Reporter()

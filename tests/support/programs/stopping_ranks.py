@@ -98,7 +98,7 @@ def train_by_the_documented_loop(url: str) -> dict[str, Any]:
 
 def main(rank: str, port: str, out: str, url: str) -> None:
     torch.set_num_threads(1)
-    sender.FLUSH_S = sender.QUIET_S = 0.05
+    sender.FLUSH_S = sender.QUIET_S = sender.INTERVAL_S = 0.05
     places = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": "0", "WORLD_SIZE": str(ranks.RANKS)}
     os.environ.update(places, LOCAL_WORLD_SIZE=str(ranks.RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     os.environ.update(TORCHELASTIC_RUN_ID="one", GRADCANARY_LAUNCH="one")
