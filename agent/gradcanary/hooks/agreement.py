@@ -50,11 +50,12 @@ def agree(world_size: int, guard: Guard) -> Agreement | None:
     if world_size <= 1:
         return None
     group = torch.distributed
-    if not (group.is_available() and group.is_initialized()):
+    try:
+        store = group.distributed_c10d._get_default_store()  # noqa: SLF001 -- no public name; the folder for these
+        return Agreement(store, group.get_rank(), group.get_world_size(), next(_numbers), guard)
+    except Exception:  # noqa: BLE001 -- no group, no store, or a torch without groups
         guard.print_once(NO_GROUP)
         return Agreement(None, 0, world_size, 0, guard)
-    store = group.distributed_c10d._get_default_store()  # noqa: SLF001 -- no public name; the folder for these
-    return Agreement(store, group.get_rank(), group.get_world_size(), next(_numbers), guard)
 
 
 class Agreement:
