@@ -14,6 +14,7 @@ from gradcanary.export import spool
 from gradcanary.export.device_copy import DRAIN_S, Transfers
 from gradcanary.export.hello import SessionHello
 from gradcanary.export.sender import Sender
+from gradcanary.export.stop_rule import StopRule
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
@@ -41,6 +42,7 @@ class Session:
     ) -> None:
         self.guard = Guard()
         self.sender: Sender | None = None
+        self.stop_rule = StopRule(settings.stop_on)
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
         self._is_on, self.is_flushed = True, False
@@ -92,7 +94,15 @@ class Session:
             return spool.Spool.create(spool.default_folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.recorder, self._queue, hello, transport, make_spool, self.guard, self._on_alert, print_summary
+            self.recorder,
+            self._queue,
+            hello,
+            transport,
+            make_spool,
+            self.guard,
+            self._on_alert,
+            print_summary,
+            self.stop_rule,
         )
 
     def _print_summary(self) -> bool:

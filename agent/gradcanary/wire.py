@@ -286,7 +286,11 @@ class End(Request):
 
 @dataclass(frozen=True)
 class Brief:
-    """An open incident, as the collector reports it to the agent."""
+    """An open incident, as the collector reports it to the agent.
+
+    ``silenced`` is True if silences cover all its firing members, or the worst of them. ``reopened`` counts how often
+    it was over and came back. ``do_first`` is one line. An older collector sends none of the last four.
+    """
 
     id: int
     rule: str
@@ -296,6 +300,10 @@ class Brief:
     layers: int
     summary: str
     url: str
+    acknowledged: bool = False
+    silenced: bool = False
+    reopened: int = 0
+    do_first: str = ""
 
 
 @dataclass(frozen=True)
@@ -365,7 +373,9 @@ def _reply(body: Mapping[str, Any]) -> Reply:
 def _brief(body: Mapping[str, Any]) -> Brief:
     numbers = {key: int(body[key]) for key in ("id", "opened_step", "layers")}
     texts = {key: str(body[key]) for key in ("rule", "severity", "state", "summary", "url")}
-    return Brief(**numbers, **texts)  # type: ignore[arg-type]  # each key is of its kind
+    newer = {"acknowledged": bool, "silenced": bool, "reopened": int, "do_first": str}
+    known = {key: kind(body[key]) for key, kind in newer.items() if key in body}
+    return Brief(**numbers, **texts, **known)  # type: ignore[arg-type]  # each key is of its kind
 
 
 def layer_set_id(layers: Iterable[Layer]) -> str:

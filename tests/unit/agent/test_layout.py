@@ -17,8 +17,8 @@ LEVELS = (
     "tracking",
     "export",
     "client",
-    "session api lightning fp32_sums fp32_copies training_config summary",
-    "attach demo",
+    "session api training_watch fp32_sums fp32_copies training_config summary",
+    "attach demo lightning transformers",
     "doctor sanity",
     "cli",
 )
