@@ -16,6 +16,7 @@ LEVELS = (
     "stats",
     "tracking",
     "export",
+    "integrations",
     "session api lightning fp32_sums fp32_copies training_config summary",
     "attach demo",
     "doctor sanity",
