@@ -31,20 +31,27 @@ class Links:
     def __init__(self, page: str, guard: Guard, *, links: bool) -> None:
         self._page, self._guard, self._links = page, guard, links
         self._latest: list[object] = [None] * len(TRACKERS)
+        self._linked: deque[object] = deque(maxlen=MOST)
         self._new: deque[tuple[int, object]] = deque(maxlen=MOST)
         self._found: tuple[wire.TrackerRun, ...] = ()
 
     def look(self) -> None:
-        """Note the active runs. Called in the training's thread for each sample: no call here waits for anything."""
+        """Note the active runs, and begin to write our address into new ones: a run may be short.
+
+        Called in the training's thread for each sample: no call here waits for anything.
+        """
         for place, tracker in enumerate(TRACKERS):
             run = tracker.active_run()
-            if run is not self._latest[place]:
-                self._latest[place] = run
-                if run is not None and self._links:
-                    self._new.append((place, run))
+            if run is self._latest[place]:
+                continue
+            self._latest[place] = run
+            if run is not None and self._links and not any(run is each for each in self._linked):
+                self._linked.append(run)
+                self._new.append((place, run))
+                tracker.link(run, self._page)
 
     def find(self) -> tuple[wire.TrackerRun, ...]:
-        """Return all runs so far, and begin to write our address into new ones. Called in the sender's thread."""
+        """Return all runs so far. Called in the sender's thread."""
         while self._new:
             place, run = self._new.popleft()
             try:
@@ -60,12 +67,9 @@ class Links:
             tracker.library.wait(deadline - time.monotonic())
 
     def _add(self, place: int, run: object) -> None:
-        tracker = TRACKERS[place]
-        described = tracker.describe(run)
-        if described is None or (found := sendable(described)) in self._found:
-            return
-        self._found = (*self._found, found)[-MOST:]
-        tracker.link(run, self._page)
+        described = TRACKERS[place].describe(run)
+        if described is not None and (found := sendable(described)) not in self._found:
+            self._found = (*self._found, found)[-MOST:]
 
 
 def sendable(run: wire.TrackerRun) -> wire.TrackerRun:

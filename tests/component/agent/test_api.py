@@ -68,6 +68,7 @@ def test_the_public_names():
         "create_stable_optimizer",
         "fp32_accumulators",
         "fp32_masters",
+        "integrations",
         "setup_training",
         "step",
         "watch",

@@ -119,3 +119,56 @@ def test_a_learning_rate_is_told_beside_a_change_of_its_group_and_without_one_lo
     assert "Step 600: weight_decay of group 1, 0 to 100,000" in words
     assert "lr of group 0" not in words
     assert "2e-5 to" not in words
+
+
+def beside(tracker: str, url: str | None, store: str | None = None) -> dict[str, Any]:
+    named = {"tracker": tracker, "id": "team/toy/1", "name": "lora 16", "url": url, "store": store}
+    return launch(environment={**ENVIRONMENT, "trackers": [named]})
+
+
+def addresses(*launches: dict[str, Any]) -> list[str]:
+    """Return what the links of the overview open."""
+    shown = configuration.overview(run(launches=list(launches)), [layer(0)])
+    return [each.href for part in shown for each in part._traverse() if hasattr(each, "href")]
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://wandb.ai/team/toy/runs/1", "wandb.ai"),
+        ("http://127.0.0.1:5000/#/experiments/1/runs/2", "127.0.0.1:5000"),
+        ("http://[::1]:5000", "[::1]:5000"),
+    ],
+)
+def test_a_run_of_a_tracker_is_a_link_with_its_host(url: str, host: str) -> None:
+    assert f"lora 16 at {host}" in shown(beside("wandb", url)).replace("  ", " ")
+    assert addresses(beside("wandb", url)) == [url]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "javascript:alert(document.domain)//https://wandb.ai",
+        "data:text/html,<script>alert(1)</script>",
+        " https://wandb.ai",
+        "//wandb.ai/team",
+        "https://wandb.ai@evil.example/team",
+        "https://evil.example\\@wandb.ai/team",
+        "https://w\N{CYRILLIC SMALL LETTER A}ndb.ai/team",
+    ],
+)
+def test_any_other_address_is_text(url: str) -> None:
+    assert addresses(beside("wandb", url)) == []
+    assert url in shown(beside("wandb", url))
+
+
+def test_a_run_without_an_address_says_what_it_is() -> None:
+    assert "W&B lora 16, team/toy/1, offline run in offline-run-7" in shown(beside("wandb", None, "offline-run-7"))
+    assert "MLflow lora 16, team/toy/1, kept in sqlite:///mlflow.db" in shown(
+        beside("mlflow", None, "sqlite:///mlflow.db")
+    )
+
+
+def test_an_earlier_launch_keeps_its_links() -> None:
+    url = "https://wandb.ai/team/toy/runs/1"
+    assert addresses(beside("wandb", url), launch(environment=ENVIRONMENT)) == [url]
