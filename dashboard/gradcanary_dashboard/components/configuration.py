@@ -80,7 +80,7 @@ def _tracker_runs(environment: Mapping[str, Any]) -> dict[str, list[elements.Chi
     """Return the runs of each other tracker that were active beside a launch, in their order."""
     found: dict[str, list[elements.Children]] = {}
     for run in environment.get("trackers", ()):
-        found.setdefault(TRACKERS.get(run["tracker"], run["tracker"]), []).append(_tracker_run(run))
+        found.setdefault(TRACKERS.get(run["tracker"]) or str(run["tracker"]), []).append(_tracker_run(run))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The scripts of docs/trackers.md, run as they stand there or without gradcanary, and what they leave with their tracker."""
+"""The scripts of docs/trackers.md, run as they stand there or without gradcanary, and what their trackers have then."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def train(script: str, folder: Path, **env: str) -> tuple[dict[str, Any], str]:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """Yield what is in the file of a W&B run, which is a log of LevelDB: blocks of 32 KiB, parts of messages in each."""
+    """Yield what is in the file of a W&B run: a log of LevelDB, parts of messages in blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, message = file.read_bytes(), 7, b""  # after W&B's own header

@@ -1,10 +1,11 @@
 """What ran: facts and changes unfolded, the rest folded; one line for groups that are alike."""
 
+import json
 from typing import Any
 
 import pytest
 
-from gradcanary_dashboard.components import configuration
+from gradcanary_dashboard.components import configuration, static
 from support.api_answers import layer, run, session, text_of
 
 ENVIRONMENT = {
@@ -126,10 +127,21 @@ def beside(tracker: str, url: str | None, store: str | None = None) -> dict[str,
     return launch(environment={**ENVIRONMENT, "trackers": [named]})
 
 
-def addresses(*launches: dict[str, Any]) -> list[str]:
-    """Return what the links of the overview open."""
-    shown = configuration.overview(run(launches=list(launches)), [layer(0)])
-    return [each.href for part in shown for each in part._traverse() if hasattr(each, "href")]
+def drawn(*launches: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the text of the overview as the browser draws it, and what its links open."""
+    words, opened = "", []
+
+    def walk(trees: list[Any]) -> None:
+        nonlocal words
+        for tree in trees:
+            if isinstance(tree, str):
+                words += tree
+            else:
+                opened.extend([tree[1]["href"]] if "href" in tree[1] else [])
+                walk(tree[2:])
+
+    walk(json.loads(static.encode(configuration.overview(run(launches=list(launches)), [layer(0)]))))
+    return words, opened
 
 
 @pytest.mark.parametrize(
@@ -141,8 +153,9 @@ def addresses(*launches: dict[str, Any]) -> list[str]:
     ],
 )
 def test_a_run_of_a_tracker_is_a_link_with_its_host(url: str, host: str) -> None:
-    assert f"lora 16 at {host}" in shown(beside("wandb", url)).replace("  ", " ")
-    assert addresses(beside("wandb", url)) == [url]
+    words, opened = drawn(beside("wandb", url))
+    assert f"W&Blora 16 at {host}" in words
+    assert opened == [url]
 
 
 @pytest.mark.parametrize(
@@ -158,17 +171,20 @@ def test_a_run_of_a_tracker_is_a_link_with_its_host(url: str, host: str) -> None
     ],
 )
 def test_any_other_address_is_text(url: str) -> None:
-    assert addresses(beside("wandb", url)) == []
-    assert url in shown(beside("wandb", url))
+    words, opened = drawn(beside("wandb", url))
+    assert opened == []
+    assert f"lora 16, team/toy/1, {url}" in words
 
 
 def test_a_run_without_an_address_says_what_it_is() -> None:
-    assert "W&B lora 16, team/toy/1, offline run in offline-run-7" in shown(beside("wandb", None, "offline-run-7"))
-    assert "MLflow lora 16, team/toy/1, kept in sqlite:///mlflow.db" in shown(
-        beside("mlflow", None, "sqlite:///mlflow.db")
-    )
+    offline, _ = drawn(beside("wandb", None, "offline-run-7"))
+    assert "W&Blora 16, team/toy/1, offline run in offline-run-7" in offline
+    stored, _ = drawn(beside("mlflow", None, "sqlite:///mlflow.db"))
+    assert "MLflowlora 16, team/toy/1, kept in sqlite:///mlflow.db" in stored
 
 
 def test_an_earlier_launch_keeps_its_links() -> None:
     url = "https://wandb.ai/team/toy/runs/1"
-    assert addresses(beside("wandb", url), launch(environment=ENVIRONMENT)) == [url]
+    words, opened = drawn(beside("wandb", url), launch(environment=ENVIRONMENT))
+    assert opened == [url]
+    assert "W&B: lora 16 at wandb.ai" in words.partition("Launch 1")[2]
