@@ -72,7 +72,7 @@ def _program(environment: Mapping[str, Any]) -> dict[str, Any]:
         "GPUs": _gpus(environment),
         "Commit": _commit(environment, SHORT_COMMIT),
         "Versions": " \N{MIDDLE DOT} ".join(main),
-        **{title: html.Ul(list(map(html.Li, runs))) for title, runs in _tracker_runs(environment).items()},
+        **{title: _list(_newest(runs)) for title, runs in _tracker_runs(environment).items()},
     }
 
 
@@ -82,6 +82,11 @@ def _tracker_runs(environment: Mapping[str, Any]) -> dict[str, list[elements.Chi
     for run in environment.get("trackers", ()):
         found.setdefault(TRACKERS.get(run["tracker"]) or str(run["tracker"]), []).append(_tracker_run(run))
     return found
+
+
+def _newest(runs: Sequence[elements.Children]) -> list[elements.Children]:
+    earlier = numbers.plural(len(runs) - LISTED, "earlier run")
+    return [*runs[-LISTED:], *([earlier] if len(runs) > LISTED else [])]
 
 
 def _tracker_run(run: Mapping[str, Any]) -> elements.Children:

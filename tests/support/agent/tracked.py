@@ -43,14 +43,21 @@ def without_gradcanary(script: str) -> str:
 
 def train(script: str, folder: Path, **env: str) -> tuple[dict[str, Any], str]:
     """Run a script in a folder of its own; return its weights, a random number and, of MLflow, its run; and stderr."""
+    more = RESULT + (TAGS if "start_run" in script else "") + "print('result', json.dumps(result))\n"
+    printed, stderr = run(script + more, folder, **env)
+    return json.loads(printed.rpartition("result ")[2]), stderr
+
+
+def run(script: str, folder: Path, **env: str) -> tuple[str, str]:
+    """Run a script in a folder of its own, offline, and return what it printed on stdout and stderr."""
     folder.mkdir(exist_ok=True)
     file = folder / "train.py"
-    file.write_text(script + RESULT + (TAGS if "start_run" in script else "") + "print('result', json.dumps(result))\n")
+    file.write_text(script)
     settings = {"WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_ERROR_REPORTING": "false"}
     settings |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": f"file:{folder}/mlruns"}
     ended = warm.run(IMPORTED, [str(file)], {**os.environ, **settings, **env})
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.rpartition("result ")[2]), ended.stderr
+    return ended.stdout, ended.stderr
 
 
 def records(file: Path) -> Iterator[Any]:

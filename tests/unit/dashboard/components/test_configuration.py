@@ -183,6 +183,14 @@ def test_a_run_without_an_address_says_what_it_is() -> None:
     assert "MLflowlora 16, team/toy/1, kept in sqlite:///mlflow.db" in stored
 
 
+def test_of_a_sweep_the_newest_runs_are_shown() -> None:
+    (sweep,) = beside("wandb", None)["environment"]["trackers"]
+    runs = [{**sweep, "name": f"try {number}"} for number in range(20)]
+    words, _ = drawn(launch(environment={**ENVIRONMENT, "trackers": runs}))
+    assert "try 7," not in words
+    assert "try 19, team/toy/18 earlier runs" in words
+
+
 def test_an_earlier_launch_keeps_its_links() -> None:
     url = "https://wandb.ai/team/toy/runs/1"
     words, opened = drawn(beside("wandb", url), launch(environment=ENVIRONMENT))
