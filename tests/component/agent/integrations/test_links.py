@@ -15,7 +15,8 @@ settings = wandb.Settings(
 )
 print(links.sendable(of_wandb.describe(wandb_run.Run(settings=settings))).url)
 run = Run(RunInfo("r1", "7", "user", "RUNNING", 1, None, "active", run_name="lora"), None)
-for store in ("https://user:secret@mlflow.example/base/?key=1", "postgresql://user:secret@db/x?password=1", "databricks"):
+stores = ("https://user:secret@mlflow.example/base/?key=1", "postgresql://user:secret@db/x?password=1", "databricks")
+for store in stores:
     mlflow.set_tracking_uri(store)
     found = links.sendable(of_mlflow.describe(run))
     print(found.url or found.store)
