@@ -45,6 +45,7 @@ def test_no_library_is_imported() -> None:
         ("javascript:alert(1)", None),
         ("file:///etc/passwd", None),
         ("https://", None),
+        ("https://wandb.ai/" + 500 * "a", None),
         (None, None),
     ],
 )
