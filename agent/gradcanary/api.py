@@ -67,8 +67,8 @@ def watch(
     ``collapse_below`` is the level under which rule ``collapse`` looks for a fall, in the place of the collector's, and
     alerts by the rule's evidence only. ``step`` is the number of the next step of a resumed job. ``crash_message`` is
     False if the message of an exception that ends the training must not be sent; its type and its last frames are.
-    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job. ``metrics`` are
-    bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
+    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job, and links no run of
+    W&B or MLflow. ``metrics`` are bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
     ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``. ``stop_on`` is the severity from which on an incident sets
     :attr:`Watch.should_stop`; by itself nothing stops the loop.
 

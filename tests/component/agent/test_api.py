@@ -69,6 +69,7 @@ def test_the_public_names():
         "create_stable_optimizer",
         "fp32_accumulators",
         "fp32_masters",
+        "integrations",
         "setup_training",
         "step",
         "watch",

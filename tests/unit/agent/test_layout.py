@@ -17,6 +17,7 @@ LEVELS = (
     "tracking",
     "export",
     "client",
+    "integrations",
     "session api training_watch fp32_sums fp32_copies training_config summary",
     "attach demo lightning transformers",
     "doctor sanity",
