@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "ndjson")
 
-ROW_GROUP_CELLS = 2**24
-"""Values of a row group, about: 64 MB of float32, in memory until it is full. Smaller ones would make the index at the
-end of the file large, which is in memory, too: it has an entry for each column of each group."""
+ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
+"""A row group of Parquet has about so many values, or so many rows where that is more, up to a maximum: 16 MB of float32
+up to 512 columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the whole file, which
+has an entry for each column of each group: smaller groups would make it the larger part."""
 
 OWN_COLUMNS = ("step", "time", "launch")
 
@@ -209,7 +210,7 @@ def unique_titles(titles: Sequence[str]) -> list[str]:
 
 
 def write_parquet(stream: Stream, output: Output) -> None:
-    """Write the tables as Parquet in row groups of :data:`ROW_GROUP_CELLS`."""
+    """Write the tables as Parquet."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -217,7 +218,8 @@ def write_parquet(stream: Stream, output: Output) -> None:
     kind = {"float32": pa.float32(), "float64": pa.float64()}[stream.dtype]
     own = {name: kinds[name] for name in stream.own}
     schema = pa.schema({**own, **dict.fromkeys(stream.titles, kind)})
-    most = max(1, ROW_GROUP_CELLS // max(1, len(stream.titles)))
+    width = max(1, len(stream.titles))
+    most = max(ROW_GROUP_CELLS // width, min(ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS // width), 1)
 
     def arrow(table: Table) -> pa.RecordBatch:
         columns = [pa.array(column, own[name]) for name, column in zip(own, table.own, strict=True)]
@@ -262,7 +264,7 @@ def write_ndjson(stream: Stream, output: Output) -> None:
 
 def _cells(table: Table) -> list[object]:
     """Return the values column by column, each finite one as it is, others as JSON."""
-    cells: list[object] = table.values.tolist()
+    cells: list[object] = list(table.values)
     if all(map(isfinite, table.values)):
         return cells
     for place, value in enumerate(table.values):

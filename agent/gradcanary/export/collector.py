@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
@@ -62,7 +62,7 @@ class CollectorClient:
             pass  # another program listens there
         raise self._refusal(answer)
 
-    def stream(self, path: str, query: Sequence[tuple[str, str | int]] = ()) -> Iterator[bytes]:
+    def stream(self, path: str, query: Sequence[tuple[str, str | int]] = ()) -> Generator[bytes]:
         """Yield the body of a GET in blocks as it comes; raises CollectorError, also if it is cut off.
 
         To be closed (:func:`contextlib.closing`) where it is not read to its end.

@@ -123,7 +123,8 @@ class Reader:
         begin, end = max(segment.begin, stream.raw_start), min(segment.end, stream.sealed_until)
         for range_no in range(begin // span, -(-end // span)):
             with database.read() as connection:
-                batches = list(self._sealed(connection, run_id, stream, range_no, stats, layer_groups))
+                sealed = self._sealed(connection, run_id, stream, range_no, stats, layer_groups, is_cached=False)
+                batches = list(sealed)
             for batch in batches:
                 yield slice_steps(batch, begin, end)
         for batch in segment.batches:
@@ -187,10 +188,13 @@ class Reader:
         range_no: int,
         stats: Collection[str] = wire.STATS,
         layer_groups: Collection[int] | None = None,
+        *,
+        is_cached: bool = True,
     ) -> Iterator[LoggedBatch]:
         """Yield the samples of the tiles of one range."""
         steps = (range_no * stream.span(0), (range_no + 1) * stream.span(0))
-        stored = self.tiles.read(connection, run_id, stream, (STEPS, STATE, *stats), 0, steps, layer_groups)
+        kinds = (STEPS, STATE, *stats)
+        stored = self.tiles.read(connection, run_id, stream, kinds, 0, steps, layer_groups, is_cached=is_cached)
         for part in sorted({key.part for key, _ in stored}):
             tiles = {(key.kind, key.layer_group): arrays for key, arrays in stored if key.part == part}
             yield batch_of_tiles(stream, tiles)

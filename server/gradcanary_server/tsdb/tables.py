@@ -45,7 +45,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def rows(self, rows: slice | NDArray[np.bool_]) -> "Table":
+    def rows(self, rows: slice | NDArray[np.intp]) -> "Table":
         return Table(*(column[rows] for column in vars(self).values()))
 
     @classmethod
@@ -59,7 +59,7 @@ def sample_tables(batches: Iterable[LoggedBatch], stats: Sequence[str], layers: 
     has_each_step = not set(stats).isdisjoint(EACH_STEP)
     for batch in batches:
         table = _sample_table(batch, stats, layers)
-        yield table if has_each_step else table.rows(table.is_valid.any(axis=1))
+        yield table if has_each_step else table.rows(np.flatnonzero(table.is_valid.any(axis=1)))
 
 
 def point_tables(parts: Iterable[SparseAggregates], series: int) -> Iterator[Table]:

@@ -3,12 +3,10 @@
 import json
 import math
 import os
-import shlex
 import struct
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import duckdb
 import httpx
@@ -225,7 +223,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(url, tmp_path):
 
 def test_parquet_is_not_sent_to_a_terminal(url):
     leader, follower = os.openpty()
-    with open(follower, "wb") as terminal, open(leader, "rb"):
+    with os.fdopen(follower, "wb") as terminal, os.fdopen(leader, "rb"):
         command = [sys.executable, "-m", "gradcanary.cli", "export", "hostile", "--format", "parquet", "--url", url]
         ran = subprocess.run(command, stdout=terminal, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (ran.returncode, "add > run.parquet, or --out run.parquet" in ran.stderr) == (2, True)
