@@ -1,6 +1,6 @@
 """What ``gradcanary export`` costs: time, CPU and memory, of a run and of one ten times as long.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/export_cost.py [--steps 100000] [--layers 500] [--formats csv] [--keep DIR]
+    OMP_NUM_THREADS=1 python tests/benchmarks/export_cost.py [--steps 100000] [--layers 500] [--formats csv] [--keep D]
 
 The runs are those of big_run.py; their absmax is exported to a file, each time by a collector just started. Memory is
 the peak of the resident set, of either process. Exit status 1 where that of the long run is over 1.25 times that of the

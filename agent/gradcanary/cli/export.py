@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 FORMATS = ("parquet", "csv", "ndjson")
 
 ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
-"""A row group of Parquet has about so many values, or so many rows where that is more, up to a maximum: 16 MB of float32
-up to 512 columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the whole file, which
-has an entry for each column of each group: smaller groups would make it the larger part."""
+"""Values, or rows where that is more, of a row group of Parquet, and the most values: 16 MB of float32 up to 512 columns,
+128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for each
+column of each group: smaller groups would make that the larger part."""
 
 OWN_COLUMNS = ("step", "time", "launch")
 

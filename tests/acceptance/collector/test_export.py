@@ -3,9 +3,12 @@
 import json
 import math
 import os
+import shlex
+import socket
 import struct
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import duckdb
@@ -227,3 +230,46 @@ def test_parquet_is_not_sent_to_a_terminal(url):
         command = [sys.executable, "-m", "gradcanary.cli", "export", "hostile", "--format", "parquet", "--url", url]
         ran = subprocess.run(command, stdout=terminal, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (ran.returncode, "add > run.parquet, or --out run.parquet" in ran.stderr) == (2, True)
+
+
+class Cut:
+    """Passes one connection on to a collector, and cuts the answer off."""
+
+    def __init__(self, port: int, after: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._pass, args=(port, after), daemon=True).start()
+
+    def _pass(self, port: int, after: int) -> None:
+        with (
+            self._listener,
+            self._listener.accept()[0] as client,
+            socket.create_connection(("127.0.0.1", port)) as other,
+        ):
+            other.sendall(client.recv(2**16))
+            while after > 0 and (piece := other.recv(min(after, 2**16))):
+                client.sendall(piece)
+                after -= len(piece)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "ndjson"])
+def test_an_export_that_was_cut_off_leaves_no_file(url, module_collector, tmp_path, form):
+    path = tmp_path / "kept"
+    path.write_text("an earlier one")
+    for words in (["--out", path], []):
+        ran = export("hostile", "--format", form, *words, url=Cut(module_collector.port, 8_000).url)
+        assert ran.returncode == 1
+        assert b"was cut off" in ran.stderr
+        assert b"Traceback" not in ran.stderr
+        assert (list(tmp_path.iterdir()), path.read_text()) == ([path], "an earlier one")
+    assert ran.stdout[-4:] != b"PAR1"
+
+
+def test_a_reader_that_has_enough_is_no_error(url):
+    command = shlex.join([sys.executable, "-m", "gradcanary.cli", "export", "hostile", "--url", url, "--format"])
+    for form in ("csv", "ndjson", "parquet"):
+        ran = subprocess.run(
+            ["bash", "-c", f"{command} {form} | head -c 10 | wc -c; exit ${{PIPESTATUS[0]}}"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (ran.returncode in (0, 141), ran.stdout.strip(), ran.stderr) == (True, "10", ""), form

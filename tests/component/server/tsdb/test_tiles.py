@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from gradcanary import wire
-from gradcanary_server.api import charts, layer_table
+from gradcanary_server.api import layer_table
 from gradcanary_server.storage.schema import batch, session, tile
 from gradcanary_server.tsdb import compaction, rollup, tiles
 from support import streams
