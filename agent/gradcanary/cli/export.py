@@ -20,12 +20,11 @@ from datetime import datetime, timedelta, timezone
 from math import isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import quote
 
 from gradcanary import wire
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
-from gradcanary.export.collector import CollectorError
+from gradcanary.export.collector import CollectorError, run_path
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 FORMATS = ("parquet", "csv", "ndjson")
 
 ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
-"""Values, or rows where that is more, of a row group of Parquet, and the most values: 16 MB of float32 up to 512 columns,
-128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for each
-column of each group: smaller groups would make that the larger part."""
+"""Values, or rows where that is more, of a row group of Parquet, and the most values: 16 MB of float32 up to 512
+columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for
+each column of each group: smaller groups would make that the larger part."""
 
 OWN_COLUMNS = ("step", "time", "launch")
 
@@ -74,8 +73,10 @@ def _export(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if arguments.format == "parquet":
         _check_parquet(arguments.out)
     routes = {"csv": ("export.csv", "metrics.csv")}.get(arguments.format, ("samples", "points"))
-    path = f"/runs/{quote(arguments.name, safe='')}/{routes[is_of_metrics]}"
-    with _opened(arguments.out) as output, contextlib.closing(client.stream(path, _query(arguments))) as blocks:
+    path = f"{run_path(arguments.name)}/{routes[is_of_metrics]}"
+    query = {"stat": arguments.stat, "layer": arguments.layer, "match": arguments.match, "name": arguments.metric}
+    query |= {"from": arguments.first, "to": arguments.last}
+    with _opened(arguments.out) as output, contextlib.closing(client.blocks(path, **query)) as blocks:
         if arguments.format == "csv":
             for block in blocks:
                 output.write(block)
@@ -83,15 +84,6 @@ def _export(arguments: argparse.Namespace, client: CollectorClient) -> None:
             stream = Stream(blocks)
             _warn(stream, arguments.name)
             (write_parquet if arguments.format == "parquet" else write_ndjson)(stream, output)
-
-
-def _query(arguments: argparse.Namespace) -> list[tuple[str, str | int]]:
-    lists = (("stat", arguments.stat), ("layer", arguments.layer), ("name", arguments.metric))
-    values = (("match", arguments.match), ("from", arguments.first), ("to", arguments.last))
-    return [
-        *((name, each) for name, several in lists for each in several or ()),
-        *((name, each) for name, each in values if each is not None),
-    ]
 
 
 def _check_parquet(out: Path | None) -> None:

@@ -1,30 +1,44 @@
 """The API of a collector for scripts and commands: JSON in, JSON out.
 
+CollectorError           a request failed; the message says what to do
+├── UnreachableError     nothing answers there
+├── AccessError          no token, a wrong one, or one that may not do this
+├── NotFoundError        there is no such run, layer, incident or silence
+└── VersionError         the collector is older or newer than this package
+
 Whatever needs HTTP or TLS is imported by the function that uses it: ``gradcanary run`` starts a training.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import getpass
+import io
 import json
 import os
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
+
+from gradcanary import __version__
 
 if TYPE_CHECKING:
     import ssl
+    from http.client import HTTPResponse
 
-    from gradcanary.export.transport import Answer, Connection
+    from gradcanary.export.transport import Answer
 
 BLOCK_BYTES = 2**18
-"""Bytes of a streamed answer that are read at a time, at most."""
+"""Bytes of a block of an answer, at most."""
 
 STREAM_TIMEOUT_S = 120.0
-"""For the next bytes of a streamed answer: the collector may have to look for samples through a long run."""
+"""For the next block of an answer: the collector may have to look for samples through a long run."""
+
+Value = str | int | Sequence[str | int] | None
 
 TOKEN = """\
-Give a token with --token or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
+Give a token with {token} or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
 collector runs."""  # noqa: S105 -- a sentence
 
 
@@ -39,68 +53,67 @@ class CollectorError(Exception):
         self.is_refusal, self.field = is_refusal, field
 
 
+class UnreachableError(CollectorError):
+    """Nothing answers at the address of the collector."""
+
+
+class AccessError(CollectorError):
+    """The collector wants a token, another one, or one with more rights."""
+
+
+class NotFoundError(CollectorError):
+    """There is no such run, layer, incident or silence."""
+
+
+class VersionError(CollectorError):
+    """The collector and this package do not understand each other."""
+
+
 class CollectorClient:
     """The API of one collector: JSON in, JSON out, one connection per request."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, spelled: str = "--{}") -> None:
+        """``spelled`` is the caller's spelling of an argument, for messages."""
         self.url = url
         self._token = token
+        self._spelled = spelled
 
-    def request(self, method: str, path: str, body: object = None, **query: str | int | None) -> Any:  # noqa: ANN401 -- JSON
-        """Return the JSON of the answer, None if it has no body; raises CollectorError."""
-        import http.client
+    def request(self, method: str, path: str, body: object = None, **query: Value) -> Any:  # noqa: ANN401 -- JSON
+        """Return the JSON of the answer, None if it has no body; a sequence in ``query`` repeats its name.
 
-        given = urlencode({name: value for name, value in query.items() if value is not None})
-        try:
-            answer = self._exchange(method, f"{path}?{given}" if given else path, body)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._no_answer(error) from error
-        try:
-            if answer.status < 300:
-                return json.loads(answer.body) if answer.body else None
-        except ValueError:
-            pass  # another program listens there
-        raise self._refusal(answer)
+        Raises CollectorError.
+        """
+        with self._exchange(method, path, body, query) as response:
+            answer = self._read(response)
+        with contextlib.suppress(ValueError):  # another program listens there
+            return json.loads(answer.body) if answer.body else None
+        raise CollectorError(f"{self.url} answered {answer.status} and no JSON of a collector")
 
-    def stream(self, path: str, query: Sequence[tuple[str, str | int]] = ()) -> Generator[bytes]:
-        """Yield the body of a GET in blocks as it comes; raises CollectorError, also if it is cut off.
+    def lines(self, path: str, **query: Value) -> Iterator[str]:
+        """Yield the lines of an answer as they come; raises CollectorError."""
+        with self._exchange("GET", path, None, query) as response:
+            if response.status >= 300:
+                self._read(response)
+            yield from io.TextIOWrapper(response, "utf-8", newline="")
+
+    def blocks(self, path: str, **query: Value) -> Generator[bytes]:
+        """Yield the body of an answer in blocks as they come; raises CollectorError, also if it is cut off.
 
         To be closed (:func:`contextlib.closing`) where it is not read to its end.
         """
         import http.client
 
-        from gradcanary.export.transport import Answer
-
-        response: http.client.HTTPResponse | None = None
-        try:
-            with closing(self._connection()) as connection:
-                self._send(connection, "GET", f"{path}?{urlencode(query)}" if query else path, None)
-                connection.sock.settimeout(STREAM_TIMEOUT_S)
-                response = connection.getresponse()
-                if response.status >= 300:
-                    raise self._refusal(Answer(response.status, response.read(), None))
+        with self._exchange("GET", path, None, query, STREAM_TIMEOUT_S) as response:
+            if response.status >= 300:
+                self._read(response)
+            try:
                 while block := response.read1(BLOCK_BYTES):
                     yield block
                 if response.length:
                     raise http.client.IncompleteRead(b"", response.length)
-        except (OSError, http.client.HTTPException) as error:
-            if response is None:
-                raise self._no_answer(error) from error
-            reason = f"the answer of {self.url} was cut off ({error or type(error).__name__})"
-            raise CollectorError(reason) from error
-
-    def _no_answer(self, error: Exception) -> CollectorError:
-        return CollectorError(
-            f"the collector at {self.url} does not answer ({error or type(error).__name__}): "
-            "start it with 'gradcanary up', or give its address with --url or GRADCANARY_URL"
-        )
-
-    def _refusal(self, answer: Answer) -> CollectorError:
-        if answer.status in (401, 403) and answer.message:
-            return CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
-        if 400 <= answer.status < 500 and answer.message:
-            return CollectorError(answer.message, is_refusal=True, field=answer.field)
-        return CollectorError(f"{self.url} answered {answer.status} {answer.message or 'and no JSON of a collector'}")
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"the answer of {self.url} was cut off ({error or type(error).__name__})"
+                raise CollectorError(reason) from error
 
     def pages(self, path: str, key: str, cursor: str, most: int, **query: str | None) -> tuple[list[Any], str | None]:
         """Return the items under ``key`` of up to ``most`` pages, and the cursor of the next page if there is one."""
@@ -113,25 +126,67 @@ class CollectorClient:
                 break
         return items, query[cursor]
 
-    def _exchange(self, method: str, path: str, body: object) -> Answer:
+    def versions(self) -> str:
+        """Return a sentence with the version of the collector and of this package, and what to do about it."""
+        there = "unknown"
+        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
+        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
+            there = str(json.loads(response.read())["info"]["version"])
+        remedy = "install the same version in both places"
+        return f"The collector at {self.url} has gradcanary {there}, here is {__version__}: {remedy}."
+
+    def _read(self, response: HTTPResponse) -> Answer:
+        """Return an answer; raises CollectorError if it is a refusal or a failure."""
         from gradcanary.export.transport import Answer
 
-        with closing(self._connection()) as connection:
-            self._send(connection, method, path, None if body is None else json.dumps(body).encode())
-            response = connection.getresponse()
-            return Answer(response.status, response.read(), None)
+        answer = Answer(response.status, response.read(), None)
+        if answer.status in (401, 403) and answer.message:
+            hint = TOKEN.format(token=self._spelled.format("token"))
+            raise AccessError(f"{answer.message} {hint}", is_refusal=True)
+        if answer.code == "not_found":  # no such route
+            raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
+        if 400 <= answer.status < 500 and answer.message:
+            kind = NotFoundError if answer.status == 404 else CollectorError
+            raise kind(answer.message, is_refusal=True, field=answer.field)
+        if answer.status >= 300:
+            why = answer.message or "and no JSON of a collector"
+            raise CollectorError(f"{self.url} answered {answer.status} {why}")
+        return answer
 
-    def _connection(self) -> Connection:
+    @functools.cached_property
+    def _trusted(self) -> ssl.SSLContext | None:
+        return tls_context(self.url)  # once: to read the authorities takes longer than to connect
+
+    @contextlib.contextmanager
+    def _exchange(
+        self, method: str, path: str, body: object, query: Mapping[str, Value], timeout_s: float | None = None
+    ) -> Iterator[HTTPResponse]:
+        """Send a request and open its answer; raises UnreachableError, also where the block reads the answer.
+
+        ``timeout_s`` is the longest wait for its next bytes.
+        """
+        import http.client
+
         from gradcanary.export.transport import Connection
 
         parts = urlsplit(self.url)
-        return Connection(parts.hostname or "", parts.port, tls_context(self.url))
-
-    def _send(self, connection: Connection, method: str, path: str, content: bytes | None) -> None:
         headers = {"content-type": "application/json"}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
-        connection.request(method, f"{urlsplit(self.url).path.rstrip('/')}/api/v1{path}", content, headers)
+        given = urlencode({name: value for name, value in query.items() if value is not None}, doseq=True)
+        target = f"{parts.path.rstrip('/')}/api/v1{path}" + (f"?{given}" if given else "")
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            with contextlib.closing(Connection(parts.hostname or "", parts.port, self._trusted)) as connection:
+                connection.request(method, target, content, headers)
+                if timeout_s is not None:
+                    connection.sock.settimeout(timeout_s)
+                yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(
+                f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
+                f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
+            ) from error
 
 
 def tls_context(url: str) -> ssl.SSLContext | None:
@@ -139,3 +194,16 @@ def tls_context(url: str) -> ssl.SSLContext | None:
     from gradcanary.export import transport
 
     return transport.tls_context(os.environ) if urlsplit(url).scheme == "https" else None
+
+
+def run_path(name: str) -> str:
+    """Return the path of a run in the API."""
+    return f"/runs/{quote(name, safe='')}"
+
+
+def user_name() -> str | None:
+    """Return the name of the user, for changes; a container's user may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None

@@ -62,6 +62,7 @@ def hooks_left() -> int:
 def test_the_public_names():
     assert gradcanary.__all__ == [
         "Alert",
+        "Client",
         "TrainingConfig",
         "Watch",
         "__version__",

@@ -16,6 +16,7 @@ LEVELS = (
     "stats",
     "tracking",
     "export",
+    "client",
     "session api lightning fp32_sums fp32_copies training_config summary",
     "attach demo",
     "doctor sanity",
@@ -92,7 +93,7 @@ def test_imports_point_down() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["hooks", "stats", "tracking", "export", "attach", "check", "cli", "demo", "doctor", "sanity"]
+    "folder", ["hooks", "stats", "tracking", "export", "client", "attach", "check", "cli", "demo", "doctor", "sanity"]
 )
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
