@@ -290,10 +290,12 @@ def _sample_lines(export: _Export) -> Iterator[str]:
     A column of another stat than absmax, and each one of several stats, has the stat before the name of its layer.
     """
     yield _header_line(export.columns)
+    separator = "," if export.columns else ""
     for table in export.tables:
-        for step, time, row in zip(table.steps.tolist(), table.times.tolist(), table.values, strict=True):
-            cells = ["" if cell == "nan" else cell for cell in map(str, row)]
-            yield ",".join([str(step), timestamp(time), *cells]) + "\n"
+        # Ten times as quick as numpy's own text; NaN is null there.
+        text = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY).decode().replace("null", "")
+        rows = zip(table.steps.tolist(), map(timestamp, table.times.tolist()), text[2:-2].split("],["), strict=True)
+        yield "".join(f"{step},{when}{separator}{cells}\n" for step, when, cells in rows)
 
 
 def _point_lines(export: _Export) -> Iterator[str]:
@@ -304,10 +306,13 @@ def _point_lines(export: _Export) -> Iterator[str]:
     """
     yield _header_line(export.columns)
     for table in export.tables:
-        columns = (table.steps.tolist(), table.times.tolist(), table.values.tolist(), table.is_valid.tolist())
-        for step, time, row, is_valid in zip(*columns, strict=True):
-            cells = [repr(value) if is_point else "" for value, is_point in zip(row, is_valid, strict=True)]
-            yield ",".join([str(step), timestamp(time) if isfinite(time) else "", *cells]) + "\n"
+        times = [timestamp(time) if isfinite(time) else "" for time in table.times.tolist()]
+        cells = [
+            [repr(value) if is_point else "" for value, is_point in zip(row, is_valid, strict=True)]
+            for row, is_valid in zip(table.values.tolist(), table.is_valid.tolist(), strict=True)
+        ]
+        rows = zip(map(str, table.steps.tolist()), times, cells, strict=True)
+        yield "".join(f"{','.join([step, when, *row])}\n" for step, when, row in rows)
 
 
 def _table_lines(export: _Export) -> Iterator[bytes]:

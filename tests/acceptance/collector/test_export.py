@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import socket
 import struct
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import duckdb
 import httpx
@@ -273,3 +275,44 @@ def test_a_reader_that_has_enough_is_no_error(url):
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert (ran.returncode in (0, 141), ran.stdout.strip(), ran.stderr) == (True, "10", ""), form
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+
+
+def blocks(language):
+    """Return the blocks of the section on exports in a language."""
+    section = PAGE.read_text("utf-8").partition("\n## Export\n")[2].partition("\n## ")[0]
+    return re.findall(f"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_runs_as_written(module_collector, tmp_path, monkeypatch):
+    stream = Stream(healthy(200, 6), np.linspace(1, 0.5, 200))
+    Session(module_collector.url, "sdxl-0412").send(stream)
+    monkeypatch.setenv("GRADCANARY_URL", module_collector.url)
+    monkeypatch.chdir(tmp_path)
+    [commands], [script] = blocks("sh"), blocks("python")
+    typed = f'gradcanary() {{ {shlex.quote(sys.executable)} -m gradcanary.cli "$@"; }}\nset -e\n{commands}'
+    typed = typed.replace("http://127.0.0.1:8787", module_collector.url)
+    subprocess.run(["bash", "-c", typed], check=True, timeout=60)
+    names = {}
+    exec(compile(script, str(PAGE), "exec"), names)
+    np.testing.assert_array_equal(names["frame"][stream.names[0]], stream.absmax[:, 0])
+    assert names["lazy"].height == 50
+    assert len(names["rows"].fetchall()) == stream.absmax.size
+    columns = {path.name: parquet.read_schema(path).names for path in tmp_path.glob("*.parquet")}
+    assert columns.keys() == {"f.parquet", "b.parquet", "metrics.parquet"}
+    assert columns["b.parquet"][3:5] == [f"{stat} {stream.names[1]}" for stat in ("absmax", "norm")]
+    assert columns["metrics.parquet"] == ["step", "time", "loss", "lr0"]
+    assert json.loads((tmp_path / "a.ndjson").read_text("utf-8").splitlines()[7])["step"] == 7
+    assert (tmp_path / "loss.csv").read_text("utf-8").splitlines()[1].endswith(",1.0")
+
+
+def test_csv_of_one_column_and_of_none(url):
+    lines = export("hostile", "--layer", "0", "--to", "1", url=url).stdout.decode().splitlines()
+    assert [line.split(",")[2:] for line in lines[:2]] == [["'=1+1"], [""]]
+    assert np.float32(lines[2].split(",")[2]) == FINE.absmax[1, 0]
+    assert (
+        export("hostile", "--match", "nothing", "--to", "0", url=url).stdout
+        == b"step,time\n0,2023-11-14T22:13:20.000Z\n"
+    )
