@@ -485,7 +485,7 @@ def test_csv_of_metrics_holds_every_point(session, read):
     assert rows[0][1] == "2023-11-14T22:13:20.000Z"
     assert [(row[0], row[2], row[3]) for row in rows if row[2] or row[3]] == [
         ("3", "0.1", "7.0"),
-        (str(10**9), "nan", ""),
+        (str(10**9), "inf", ""),
     ]
     some = httpx.get(url, params={"name": "loss", "tags": "{}", "from": 4_090, "to": 4_100})
     assert 'filename="' + session.run + '-metrics-4090-4100.csv"' in some.headers["content-disposition"]
