@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 from gradcanary.client.buckets import Buckets, Envelope, Page, decode, read_finest
 from gradcanary_server.api import charts
 from gradcanary_server.api.http import encode_array
 from gradcanary_server.rules.config import Rules
+from gradcanary_server.storage.schema import tile
+from gradcanary_server.tsdb import tiles
 from gradcanary_server.tsdb.query import StepRange
+from support import streams
 from support.server import stories
 from support.server.archives import LAYERS, Store
 
@@ -81,6 +85,33 @@ def test_each_sample_is_read_in_a_bucket_of_its_own(store, story, most, span):
             assert (line.count[place], line.nonfinite[place]) == (int(is_finite), int(np.isinf(value)))
             np.testing.assert_array_equal(found, [value if is_finite else np.nan] * 3)
     assert all(second[0] > first[1] for first, second in pairwise(windows))
+
+
+def test_where_samples_were_removed_each_aggregate_is_read_once(store, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ROWS", 8)
+    store.clear()
+    values = streams.healthy(1000, LAYERS)
+    store.send("s", streams.Stream(values), 50)
+    store.compactor.compact()
+    with store.database.write() as connection:
+        connection.execute(update(tile).where(tile.c.range_no < 80).values(stored=0.0))
+    store.thin(1.0)
+    for begin, end in ((None, None), (13, 930)):
+        asked = []
+        buckets, lines = whole(list(read_finest(reader(store, 40, asked), begin, end)))
+        assert len(asked) < 120
+        first, after = (0, 1000) if begin is None else (8, 931)
+        assert buckets.steps[0] == first
+        assert buckets.last_step(-1) == after - 1
+        assert all(
+            step + width == later
+            for step, width, later in zip(buckets.steps, buckets.widths, buckets.steps[1:], strict=False)
+        )
+        for number, line in enumerate(lines):
+            assert line.count.tolist() == buckets.widths.tolist()
+            for step, width, low, high in zip(buckets.steps, buckets.widths, line.min, line.max, strict=True):
+                samples = values[step : step + width, number]
+                np.testing.assert_allclose([low, high], [samples.min(), samples.max()], rtol=3e-4)
 
 
 @given(st.lists(st.floats(width=32)), st.sampled_from(["float32", "float64"]))
