@@ -1,6 +1,7 @@
 """Each stored sample is read, in a bucket of its own, through answers of few buckets."""
 
 import json
+from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -77,13 +78,11 @@ def test_each_sample_is_read_in_a_bucket_of_its_own(store, story, most, span):
     samples = stories.counted(story, begin or 0, 2**31 if end is None else end)
     assert buckets.steps.tolist() == sorted(samples)
     for number, line in enumerate(lines):
-        for place, step in enumerate(sorted(samples)):
-            (values,) = samples[step]
-            value = float(values[number])
-            found = (line.min[place], line.mean[place], line.max[place])
-            is_finite = np.isfinite(value)
-            assert (line.count[place], line.nonfinite[place]) == (int(is_finite), int(np.isinf(value)))
-            np.testing.assert_array_equal(found, [value if is_finite else np.nan] * 3)
+        values = np.array([rows[0][number] for _, rows in sorted(samples.items())])
+        np.testing.assert_array_equal(line.count, np.isfinite(values))
+        np.testing.assert_array_equal(line.nonfinite, np.isinf(values))
+        for plane in (line.min, line.mean, line.max):
+            np.testing.assert_array_equal(plane, np.where(np.isfinite(values), values, np.nan))
     assert all(second[0] > first[1] for first, second in pairwise(windows))
 
 
@@ -103,15 +102,20 @@ def test_where_samples_were_removed_each_aggregate_is_read_once(store, monkeypat
         first, after = (0, 1000) if begin is None else (8, 931)
         assert buckets.steps[0] == first
         assert buckets.last_step(-1) == after - 1
-        assert all(
-            step + width == later
-            for step, width, later in zip(buckets.steps, buckets.widths, buckets.steps[1:], strict=False)
-        )
+        assert [buckets.last_step(place) + 1 for place in range(len(buckets.steps) - 1)] == buckets.steps[1:].tolist()
         for number, line in enumerate(lines):
             assert line.count.tolist() == buckets.widths.tolist()
             for step, width, low, high in zip(buckets.steps, buckets.widths, line.min, line.max, strict=True):
                 samples = values[step : step + width, number]
                 np.testing.assert_allclose([low, high], [samples.min(), samples.max()], rtol=3e-4)
+
+
+def test_a_bucket_of_several_samples_is_read_again():
+    """Also where the answer has few buckets, and no interval."""
+    plane, counts = array("f", [1, 1, 1]), array("i", [1, 10, 0])
+    lines = (Envelope(plane, plane, plane, counts, array("i", [0, 0, 0])),)
+    buckets = Buckets(array("q", [0, 10, 20]), array("q", [10, 10, 10]), array("d", [0, 1, 2]))
+    assert Page(5000, (), (("w", {}),), buckets, array("q", [0, 0, 0]), lines).are_coarse() == [False, True, False]
 
 
 @given(st.lists(st.floats(width=32)), st.sampled_from(["float32", "float64"]))
