@@ -195,7 +195,8 @@ class Metrics(Lines):
                 if cell:
                     steps.append(at)
                     times.append(when)
-                    values.append(float(cell))
+                    number = float(cell)
+                    values.append(number if math.isfinite(number) else math.nan)
         lines = []
         for title, (steps, times, values) in zip(titles, points, strict=True):
             # An apostrophe keeps a spreadsheet from running a name as a formula.

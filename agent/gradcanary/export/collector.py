@@ -17,7 +17,7 @@ import getpass
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
     from gradcanary.export.transport import Answer
+
+BLOCK_BYTES = 2**18
+"""Bytes of a block of an answer, at most."""
+
+STREAM_TIMEOUT_S = 120.0
+"""For the next block of an answer: the collector may have to look for samples through a long run."""
 
 Value = str | int | Sequence[str | int] | None
 
@@ -94,6 +100,25 @@ class CollectorClient:
                 self._read(response)
             yield from io.TextIOWrapper(response, "utf-8", newline="")
 
+    def blocks(self, path: str, **query: Value) -> Generator[bytes]:
+        """Yield the body of an answer in blocks as they come; raises CollectorError, also if it is cut off.
+
+        To be closed (:func:`contextlib.closing`) where it is not read to its end.
+        """
+        import http.client
+
+        with self._exchange("GET", path, None, query, STREAM_TIMEOUT_S) as response:
+            if response.status >= 300:
+                self._read(response)
+            try:
+                while block := response.read1(BLOCK_BYTES):
+                    yield block
+                if response.length:
+                    raise http.client.IncompleteRead(b"", response.length)
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"the answer of {self.url} was cut off ({error or type(error).__name__})"
+                raise CollectorError(reason) from error
+
     def pages(self, path: str, key: str, cursor: str, most: int, **query: str | None) -> tuple[list[Any], str | None]:
         """Return the items under ``key`` of up to ``most`` pages, and the cursor of the next page if there is one."""
         items: list[Any] = []
@@ -137,8 +162,13 @@ class CollectorClient:
         return tls_context(self.url)  # once: to read the authorities takes longer than to connect
 
     @contextlib.contextmanager
-    def _exchange(self, method: str, path: str, body: object, query: Mapping[str, Value]) -> Iterator[HTTPResponse]:
-        """Send a request and open its answer; raises UnreachableError, also where the block reads the answer."""
+    def _exchange(
+        self, method: str, path: str, body: object, query: Mapping[str, Value], timeout_s: float | None = None
+    ) -> Iterator[HTTPResponse]:
+        """Send a request and open its answer; raises UnreachableError, also where the block reads the answer.
+
+        ``timeout_s`` is the longest wait for its next bytes.
+        """
         import http.client
 
         from gradcanary.export.transport import Connection
@@ -153,6 +183,8 @@ class CollectorClient:
         try:
             with contextlib.closing(Connection(parts.hostname or "", parts.port, self._trusted)) as connection:
                 connection.request(method, target, content, headers)
+                if timeout_s is not None:
+                    connection.sock.settimeout(timeout_s)
                 yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise UnreachableError(

@@ -17,8 +17,9 @@ LEVELS = (
     "tracking",
     "export",
     "client",
-    "session api lightning fp32_sums fp32_copies training_config summary",
-    "attach demo",
+    "integrations",
+    "session api training_watch fp32_sums fp32_copies training_config summary",
+    "attach demo lightning transformers",
     "doctor sanity",
     "cli",
 )
