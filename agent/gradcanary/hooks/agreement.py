@@ -36,8 +36,8 @@ STOP, OVER = -1, -2
 
 LATE = "nothing was heard of rank 0 for {seconds:.0f} s"
 INCOMPLETE = (
-    "stop_on: the training goes on for now, because {missing} of {world_size} ranks do not take part, and would wait for "
-    "the others for ever: each rank needs the callback with stop_on"
+    "stop_on: the training goes on for now, because {missing} of {world_size} ranks do not take part, and would wait "
+    "for the others for ever: each rank needs the callback with stop_on"
 )
 NO_GROUP = "stop_on: no incident stops this training: its ranks have no process group of torch.distributed to agree by"
 
