@@ -67,8 +67,8 @@ def watch(
     ``collapse_below`` is the level under which rule ``collapse`` looks for a fall, in the place of the collector's, and
     alerts by the rule's evidence only. ``step`` is the number of the next step of a resumed job. ``crash_message`` is
     False if the message of an exception that ends the training must not be sent; its type and its last frames are.
-    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job. ``metrics`` are
-    bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
+    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job, and links no run of
+    W&B or MLflow. ``metrics`` are bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
     ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``. ``stop_on`` is the severity from which on an incident sets
     :attr:`Watch.should_stop`; by itself nothing stops the loop.
 
@@ -246,6 +246,19 @@ class Watch:
     def pause(self) -> None:
         """Measure nothing until the next step, as for an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.pause()
+
+    def show(self, height: int = 720) -> None:
+        """Show the live page of the run in a notebook, so many pixels high; in a terminal print its address.
+
+        The browser has to reach the collector at ``url``, and the collector to allow the frame: docs/operating.md,
+        Access. Never raises.
+        """
+        from gradcanary.display import live_page
+
+        try:
+            live_page.show(self.url, height)
+        except Exception as error:  # noqa: BLE001 -- a closed stdout is no reason to stop a training
+            self._session.guard.print_once("show() failed ({error}); the page is {url}", error=error, url=self.url)
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
         """End the watch: send the rest, for ``timeout_s`` at most, and leave no hook and no thread.

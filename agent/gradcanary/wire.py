@@ -68,6 +68,9 @@ FROZEN_STEPS = 50
 MAX_NAME = 500
 """Characters in a layer name."""
 
+TRACKERS = ("wandb", "mlflow")
+"""Other trackers whose runs a session may name."""
+
 
 MAX_METRIC_OBSERVATIONS = 100
 """Values in a row of which a bound of a metric may ask for."""
@@ -109,6 +112,21 @@ class Fact(Request):
 
 
 @dataclass(frozen=True)
+class TrackerRun(Request):
+    """A run of another tracker that was active while a session sampled; ``tracker`` is one of TRACKERS.
+
+    ``url`` is its page, without secrets. ``store`` is what keeps a run without a page: the folder of a W&B run that is
+    offline, MLflow's tracking URI.
+    """
+
+    tracker: str
+    id: str
+    name: str
+    url: str | None
+    store: str | None
+
+
+@dataclass(frozen=True)
 class Environment(Request):
     """The program of a launch and its surroundings; None and empty where unknown. ``command`` has no secrets.
 
@@ -122,6 +140,7 @@ class Environment(Request):
     gpus: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
     job: tuple[tuple[str, str], ...]
+    trackers: tuple[TrackerRun, ...] = ()
 
 
 @dataclass(frozen=True)

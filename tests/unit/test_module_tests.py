@@ -9,7 +9,7 @@ PACKAGES = {
     "dashboard": TESTS.parent / "dashboard" / "gradcanary_dashboard",
 }
 SMALL = 40
-LIMIT = 161
+LIMIT = 160
 """Modules without a test file of their own. The goal is 25: the list may shrink, and does not grow."""
 
 COVERED_BY = """
@@ -111,7 +111,6 @@ server/api/errors                             acceptance/collector/test_wire_ans
 server/api/http                               acceptance/collector/test_wire_answers.py
 server/api/ingest                             acceptance/collector/test_wire_answers.py
 server/api/layer_table                        acceptance/collector/test_read_api.py
-server/api/measurements                       acceptance/collector/test_read_api.py
 server/api/middleware                         component/server/auth/test_gate.py
 server/api/models                             component/server/api/test_http_fuzz.py
 server/api/rules                              acceptance/collector/test_rules_command.py

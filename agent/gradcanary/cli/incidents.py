@@ -6,7 +6,6 @@ The commands come first, then the text that they print of the collector's JSON, 
 from __future__ import annotations
 
 import argparse
-import getpass
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console, explain
-from gradcanary.cli.console import CollectorError
+from gradcanary.export.collector import CollectorError, user_name
 from gradcanary.wording import number
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Commands
+    from gradcanary.cli.console import Commands
+    from gradcanary.export.collector import CollectorClient
 
 Json = Mapping[str, Any]
 
@@ -178,12 +178,10 @@ def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 
 def _author(arguments: argparse.Namespace) -> str:
-    if arguments.by is not None:
-        return str(arguments.by)
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError) as error:  # a container's user may have no name
-        raise ValueError("give your name with --by: this user has none") from error
+    name = user_name() if arguments.by is None else str(arguments.by)
+    if name is None:
+        raise ValueError("give your name with --by: this user has none")
+    return name
 
 
 def _end_of_span(text: str) -> str:

@@ -62,12 +62,14 @@ def hooks_left() -> int:
 def test_the_public_names():
     assert gradcanary.__all__ == [
         "Alert",
+        "Client",
         "TrainingConfig",
         "Watch",
         "__version__",
         "create_stable_optimizer",
         "fp32_accumulators",
         "fp32_masters",
+        "integrations",
         "setup_training",
         "step",
         "watch",
@@ -81,6 +83,7 @@ def test_the_public_names():
         "observe_accumulator",
         "step",
         "pause",
+        "show",
         "close",
         "matches",
         "close_for_next",

@@ -10,12 +10,14 @@ AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
     "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
-    "check",
+    "check display",
     "model",
     "hooks",
     "stats",
     "tracking",
     "export",
+    "client",
+    "integrations",
     "session api training_watch fp32_sums fp32_copies training_config summary",
     "attach demo lightning transformers",
     "doctor sanity",
@@ -93,7 +95,8 @@ def test_imports_point_down() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["hooks", "stats", "tracking", "export", "attach", "check", "cli", "demo", "doctor", "sanity"]
+    "folder",
+    ["hooks", "stats", "tracking", "export", "client", "attach", "check", "cli", "demo", "display", "doctor", "sanity"],
 )
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
