@@ -36,9 +36,9 @@ def test_import_gradcanary_loads_the_standard_library_only() -> None:
     assert loaded - started_with - set(sys.stdlib_module_names) == {"gradcanary"}
 
 
-def test_wire_remedies_and_wording_need_no_torch() -> None:
+def test_what_the_collector_takes_from_the_agent_needs_no_torch() -> None:
     loaded = roots_of(
-        loaded_by("import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording; print(*sys.modules)")
+        loaded_by("import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording, gradcanary.knowledge_pages; print(*sys.modules)")
     )
     assert "torch" not in loaded
     assert "pydantic" not in loaded
@@ -57,8 +57,9 @@ def test_the_command_line_needs_no_torch() -> None:
     ("package", "stranger"),
     [("gradcanary_server", "gradcanary_dashboard"), ("gradcanary_dashboard", "gradcanary_server")],
 )
-def test_server_and_dashboard_know_only_wire_remedies_and_wording(package: str, stranger: str) -> None:
-    assert imported_from_agent(package) <= {"gradcanary.wire", "gradcanary.remedies", "gradcanary.wording"}
+def test_server_and_dashboard_know_four_modules_of_the_agent(package: str, stranger: str) -> None:
+    known = {"wire", "remedies", "wording", "knowledge_pages"}
+    assert imported_from_agent(package) <= {f"gradcanary.{name}" for name in known}
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
@@ -63,16 +63,26 @@ class CollectorClient:
 
     def request(self, method: str, path: str, body: object = None, **query: str | int | None) -> Any:  # noqa: ANN401 -- JSON
         """Return the JSON of the answer, None if it has no body; raises CollectorError."""
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        content = None if body is None else json.dumps(body).encode()
+        return self.read(self.send(method, f"/api/v1{path}?{given}" if given else f"/api/v1{path}", content))
+
+    def send(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str] | None = None, wait_s: float = 0
+    ) -> Answer:
+        """Return the answer to any path, also a refusal, at most ``wait_s`` after the request; raises CollectorError."""
         import http.client
 
-        given = urlencode({name: value for name, value in query.items() if value is not None})
         try:
-            answer = self._exchange(method, f"{path}?{given}" if given else path, body)
+            return self._exchange(method, path, content, headers or {}, wait_s)
         except (OSError, http.client.HTTPException) as error:
             raise CollectorError(
                 f"the collector at {self.url} does not answer ({error or type(error).__name__}): "
                 "start it with 'gradcanary up', or give its address with --url or GRADCANARY_URL"
             ) from error
+
+    def read(self, answer: Answer) -> Any:  # noqa: ANN401 -- JSON
+        """Return the JSON of an answer, None if it has no body; raises CollectorError."""
         if answer.status in (401, 403) and answer.message:
             raise CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
@@ -95,17 +105,20 @@ class CollectorClient:
                 break
         return items, query[cursor]
 
-    def _exchange(self, method: str, path: str, body: object) -> Answer:
+    def _exchange(
+        self, method: str, path: str, content: bytes | None, given: Mapping[str, str], wait_s: float
+    ) -> Answer:
         from gradcanary.export.transport import Answer, Connection
 
         parts = urlsplit(self.url)
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **given}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
         connection = Connection(parts.hostname or "", parts.port, tls_context(self.url))
         try:
-            content = None if body is None else json.dumps(body).encode()
-            connection.request(method, f"{parts.path.rstrip('/')}/api/v1{path}", content, headers)
+            connection.request(method, f"{parts.path.rstrip('/')}{path}", content, headers)
+            if wait_s:
+                connection.sock.settimeout(wait_s)
             response = connection.getresponse()
             return Answer(response.status, response.read(), None)
         finally:

@@ -9,7 +9,7 @@ import pytest
 AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
-    "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
+    "wire wording knowledge_pages redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
     "check",
     "model",
     "hooks",
