@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gradcanary.cli.console import Commands
 
+
 def names_of(found: Iterable[Page]) -> Mapping[str, list[str]]:
     """Return by page what ``explain`` takes for it: its own name, rules, and codes of ``check``."""
     from gradcanary.check.rules import RULES

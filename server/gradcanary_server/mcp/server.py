@@ -30,7 +30,9 @@ from gradcanary_server.mcp.own_api import ApiError, OwnApi
 MAX_CALLS = 4
 """Tools that work at once, each in a thread of its own: those of the app are for the requests that a tool sends."""
 
-NEEDS_ADMIN = "Tell the user: a token with the scope admin is needed for this ('gradcanary token create --scope admin')."
+NEEDS_ADMIN = (
+    "Tell the user: a token with the scope admin is needed for this ('gradcanary token create --scope admin')."
+)
 
 logger = logging.getLogger(__name__)
 

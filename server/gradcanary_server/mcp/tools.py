@@ -309,7 +309,9 @@ def compare_runs(
         "run": answers.run_line(first),
         "other": answers.run_line(second),
         "common_steps": None if common is None else list(common),
-        "metrics": _differences(*({} if common is None else _last_metrics(api, each, common) for each in (first, second))),
+        "metrics": _differences(
+            *({} if common is None else _last_metrics(api, each, common) for each in (first, second))
+        ),
         "settings": shown,
         "settings_left_out": settings_out,
         "parameters_in_both": len(both),
@@ -352,7 +354,9 @@ def ack_incident(
 
 def silence_notifications(
     api: Api,
-    run: Annotated[str, Field(description="A run, or several with * and ?: 'sdxl-*'. '*' is every run, also later ones.")],
+    run: Annotated[
+        str, Field(description="A run, or several with * and ?: 'sdxl-*'. '*' is every run, also later ones.")
+    ],
     hours: Annotated[float, Field(gt=0, le=8_760, description="Until so many hours from now.")],
     rule: Annotated[str | None, Field(description="Only this rule, for example collapse; default: all rules.")] = None,
     match: Match = None,
@@ -421,7 +425,9 @@ def _no_parameter(api: Api, run: Mapping[str, Any], wanted: Iterable[str]) -> To
     missing = next(each for each in wanted if each not in names)
     near = [answers.cut(each, 200) for each in difflib.get_close_matches(missing[:200], names, n=3, cutoff=0.4)]
     hint = f"Close to it: {', '.join(near)}." if near else ""
-    return ToolError(f"There is no parameter {answers.cut(missing, 200)!r}. {hint} worst_parameters(match=...) finds names.")
+    return ToolError(
+        f"There is no parameter {answers.cut(missing, 200)!r}. {hint} worst_parameters(match=...) finds names."
+    )
 
 
 def _path(run: Mapping[str, Any]) -> str:

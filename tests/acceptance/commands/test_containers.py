@@ -152,7 +152,7 @@ def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():
     assert {image.split()[0] for image in instructions("FROM")} == {"python:3.11-slim"}
     assert instructions("USER")[-1] == "10001"
     [install] = [line for line in instructions("RUN") if "pip" in line]
-    assert "'.[server,dashboard,postgres,notify]'" in install
+    assert "'.[server,dashboard,postgres,notify,mcp]'" in install
     copied = {line.split()[0] for line in instructions("COPY") if not line.startswith("--from")}
     assert copied == {"pyproject.toml", "agent", "server", "dashboard", "migrations", "docs/knowledge"}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
