@@ -39,7 +39,8 @@ def test_import_gradcanary_loads_the_standard_library_only() -> None:
 def test_what_the_collector_takes_from_the_agent_needs_no_torch() -> None:
     loaded = roots_of(
         loaded_by(
-            "import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording, gradcanary.knowledge_pages; print(*sys.modules)"
+            "import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording, gradcanary.knowledge_pages\n"
+            "print(*sys.modules)"
         )
     )
     assert "torch" not in loaded

@@ -70,7 +70,7 @@ class CollectorClient:
     def send(
         self, method: str, path: str, content: bytes | None, headers: Mapping[str, str] | None = None, wait_s: float = 0
     ) -> Answer:
-        """Return the answer to any path, also a refusal, at most ``wait_s`` after the request; raises CollectorError."""
+        """Return the answer, also a refusal, that comes within ``wait_s`` (0: the default); raises CollectorError."""
         import http.client
 
         try:

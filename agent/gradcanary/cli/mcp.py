@@ -10,15 +10,19 @@ import contextlib
 import json
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gradcanary.cli import console
+from gradcanary.cli.console import CollectorError
 
 if TYPE_CHECKING:
     import argparse
 
     from gradcanary.cli.console import CollectorClient, Commands
+
+Json = Mapping[str, Any]
 
 ANSWER_S = 120.0
 """For the answer of a tool: those about a run of 20,000 parameters take some seconds."""
@@ -62,28 +66,29 @@ class Bridge:
     def _take(self, line: bytes, threads: ThreadPoolExecutor) -> None:
         try:
             message = json.loads(line)
-        except ValueError as error:
-            self._write(_error(None, PARSE_ERROR, f"this line is not JSON: {error}"))
-            return
-        if isinstance(message, dict) and message.get("method") == "initialize":
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            self._write(_error(None, PARSE_ERROR, "each line is one message, a JSON object"))
+        elif message.get("method") == "initialize":
             self._answer(message)  # before what follows: its answer has the version of the protocol
         else:
             threads.submit(self._answer, message)
 
-    def _answer(self, message: Any) -> None:  # noqa: ANN401 -- JSON
-        number = message.get("id") if isinstance(message, dict) else None
+    def _answer(self, message: Json) -> None:
+        number = message.get("id")
         try:
             answer = self._ask(message)
-        except console.CollectorError as error:
+        except CollectorError as error:
             answer = _error(number, INTERNAL_ERROR, str(error))
         except Exception as error:  # noqa: BLE001 -- an assistant that gets no answer waits for ever
             answer = _error(number, INTERNAL_ERROR, f"{type(error).__name__}: {error}")
-        if isinstance(answer, dict) and "protocolVersion" in (answer.get("result") or {}):
-            self._version = answer["result"]["protocolVersion"]
-        if answer is not None and number is not None:
+        if message.get("method") == "initialize" and "result" in answer:
+            self._version = answer["result"].get("protocolVersion")
+        if number is not None:
             self._write(answer)
 
-    def _ask(self, message: Any) -> Any:  # noqa: ANN401 -- JSON
+    def _ask(self, message: Json) -> Any:  # noqa: ANN401 -- JSON
         """Return the collector's answer, None if it has none; raises CollectorError."""
         answer = self._client.send("POST", "/mcp", json.dumps(message).encode(), self._headers(message), ANSWER_S)
         with contextlib.suppress(ValueError, TypeError):
@@ -92,16 +97,17 @@ class Bridge:
                 return found
         return self._client.read(answer)
 
-    def _headers(self, message: Any) -> dict[str, str]:  # noqa: ANN401 -- JSON
+    def _headers(self, message: Json) -> dict[str, str]:
         """Return the headers in which HTTP repeats what is in the message."""
         headers = {"accept": "application/json, text/event-stream"}
-        params = message.get("params") if isinstance(message, dict) else None
-        meta = params.get("_meta") if isinstance(params, dict) else None
-        own = meta.get(VERSION_KEY) if isinstance(meta, dict) else None
-        if own is not None:
-            headers |= {"mcp-protocol-version": str(own), "mcp-method": str(message.get("method"))}
-            if message.get("method") == "tools/call":
-                headers["mcp-name"] = str(params.get("name"))
+        params = message.get("params")
+        params = params if isinstance(params, dict) else {}
+        meta = params.get("_meta")
+        version = meta.get(VERSION_KEY) if isinstance(meta, dict) else None
+        if version is not None:
+            headers |= {"mcp-protocol-version": str(version), "mcp-method": str(message.get("method"))}
+            if "name" in params:
+                headers["mcp-name"] = str(params["name"])
         elif self._version is not None:
             headers["mcp-protocol-version"] = self._version
         return headers

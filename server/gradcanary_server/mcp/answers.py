@@ -235,7 +235,7 @@ class Difference(TypedDict):
 
 
 class Comparison(TypedDict):
-    """Two runs side by side. ``metrics`` are means of the last bucket of the common steps."""
+    """Two runs side by side. Values are means over the last of at most 8 buckets of the common steps."""
 
     run: RunLine
     other: RunLine
@@ -247,7 +247,7 @@ class Comparison(TypedDict):
     parameters_only_in_run: int
     parameters_only_in_other: int
     stat: str
-    parameters: Annotated[list[Difference], Field(description="means over the common steps; largest ratio first")]
+    parameters: Annotated[list[Difference], Field(description="with different values; the largest ratio first")]
     parameters_left_out: LeftOut
 
 
@@ -311,6 +311,11 @@ def decode(array: Json) -> NDArray[Any]:
     return raw.reshape(array["shape"])
 
 
+def whole(array: Json) -> list[int]:
+    """Return an array of steps as whole numbers."""
+    return [int(step) for step in decode(array).tolist()]
+
+
 def run_line(run: Json) -> RunLine:
     """Return a run of the API in a line."""
     return {
@@ -368,7 +373,7 @@ def incident_detail(incident: Json, begin: int = 0, most: int = 10) -> IncidentD
         "fix": {"framework": fix["framework"], "text": cut(fix["text"]), "code": cut(fix["code"])},
         "caused_by": incident["caused_by"],
         "also": incident["also"][:20],
-        "knowledge_page": page and page.name,
+        "knowledge_page": None if page is None else page.name,
         "affected": affected,
         "affected_left_out": max(0, len(members) - begin - len(affected)),
         "resolved_step": incident["resolved_step"],

@@ -23,8 +23,8 @@ MAX_BODY = 2**18
 """Bytes of a request; the largest one has a note of 2,000 characters, and a hundred names of parameters."""
 
 NEEDS_MCP = (
-    "Assistants need the package mcp where the collector runs: pip install 'gradcanary[mcp]', or '.[mcp]' in a clone, and "
-    "start the collector again."
+    "Assistants need the package mcp where the collector runs: pip install 'gradcanary[mcp]', or '.[mcp]' in a clone, "
+    "and start the collector again."
 )
 
 

@@ -47,7 +47,7 @@ class OwnApi:
         """Return the JSON of an answer, None without a body; raises ApiError. ``path`` follows /api/v1."""
         pairs = [(name, each) for name, value in query.items() for each in _values(value)]
         status, raw = from_thread.run(self._exchange, method, f"/api/v1{path}", urlencode(pairs), body)
-        answer = orjson.loads(raw) if raw else None
+        answer: Any = orjson.loads(raw) if raw else None
         if status >= 400:
             raise ApiError(status, answer["error"])
         return answer

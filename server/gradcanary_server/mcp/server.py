@@ -23,6 +23,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as ToolShape
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from gradcanary_server.mcp import tools
 from gradcanary_server.mcp.own_api import ApiError, OwnApi
@@ -30,9 +31,11 @@ from gradcanary_server.mcp.own_api import ApiError, OwnApi
 MAX_CALLS = 4
 """Tools that work at once, each in a thread of its own: those of the app are for the requests that a tool sends."""
 
-NEEDS_ADMIN = (
-    "Tell the user: a token with the scope admin is needed for this ('gradcanary token create --scope admin')."
-)
+HINTS = {
+    "forbidden": "Tell the user: 'gradcanary token create --scope admin' makes one, where the collector runs.",
+    "by": "Ask the user for a name, and give it as `by`.",
+}
+"""What to do after a refusal, by its code or its field."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +52,11 @@ class Tools:
         """Return all tools."""
         return self._listed
 
-    async def call(self, context: ServerRequestContext, params: CallToolRequestParams) -> CallToolResult:
+    async def call(self, context: ServerRequestContext[Any, Request], params: CallToolRequestParams) -> CallToolResult:
         """Return the answer of a tool; an error is one for the assistant, with what to do."""
         try:
             tool = self._tools.get(params.name)
-            if tool is None:
+            if tool is None or context.request is None:
                 raise tools.ToolError(f"There is no such tool. There are: {', '.join(self._tools)}.")  # noqa: TRY301 -- one answer for all errors
             arguments = _checked(tool, params.arguments or {})
             work = partial(tool.fn, OwnApi(context.request), **arguments)
@@ -61,7 +64,8 @@ class Tools:
         except tools.ToolError as error:
             return _refusal(str(error))
         except ApiError as error:
-            return _refusal(f"{error} {NEEDS_ADMIN}" if error.code == "forbidden" else str(error))
+            hint = HINTS.get(error.code) or HINTS.get(error.field)
+            return _refusal(f"{error} {hint}" if hint else str(error))
         except Exception:
             logger.exception("the tool %.50r failed", params.name)
             return _refusal("The collector failed at this; its log says where.")
@@ -96,10 +100,19 @@ def _shape(tool: Tool) -> ToolShape:
         name=tool.name,
         title=tool.title,
         description=tool.description,
-        input_schema=tool.parameters,
-        output_schema=tool.output_schema,
+        input_schema=_untitled(tool.parameters),
+        output_schema=_untitled(tool.output_schema),
         annotations=tool.annotations,
     )
+
+
+def _untitled(schema: Any) -> Any:  # noqa: ANN401 -- JSON
+    """Return a schema without the titles that pydantic makes of names: an assistant reads all of it."""
+    if isinstance(schema, list):
+        return [_untitled(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _untitled(each) for key, each in schema.items() if key != "title" or not isinstance(each, str)}
 
 
 def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,9 @@ MAX_ROWS = 20_000
 MAX_BUCKETS = 200
 """Buckets of all series of one answer: three numbers each."""
 
+PARTS = 8
+"""Buckets of the steps that two runs have in common; their ends are compared."""
+
 METRICS = ("loss", "total_norm", "step_time_s", "peak_memory_bytes", "lr0")
 """That compare_runs compares, without tags."""
 
@@ -234,7 +237,7 @@ def worst_parameters(
         "stat": stat,
         "threshold": found["threshold"]["enter"],
         "bucket_steps": found["bucket_steps"],
-        "steps": answers.decode(found["steps"]).tolist(),
+        "steps": answers.whole(found["steps"]),
         "worst": kept,
         "left_out": len(found["rows"]) - len(kept),
         "last_values": _decades(cells),
@@ -294,32 +297,32 @@ def read_metric_series(
 def compare_runs(
     api: Api, run: Run, other: Annotated[str, Field(description="Name of the other run.")], stat: StatName = "absmax"
 ) -> answers.Comparison:
-    """Compare two runs over the steps that both have: loss and other metrics, settings that differ, and the 15
-    parameters whose values differ most. The difference is not a cause: it is for you and the user to look at."""
+    """Compare two runs at the end of the steps that both have: loss and other metrics, settings that differ, and the 15
+    parameters whose values differ most. A difference is not a cause: it is for you and the user to look at."""
     first, second = _read_run(api, run), _read_run(api, other)
     common = _common_steps(first, second)
-    settings = _differences(*(_start(each) for each in (first, second)))
+    settings = _differences(_start(first), _start(second))
     shown, settings_out = answers.fit([each for each in settings if each["run"] != each["other"]], 20)
-    levels = [{} if common is None else _levels(api, each, stat, common) for each in (first, second)]
-    both = levels[0].keys() & levels[1].keys()
-    ranked = sorted(both, key=lambda name: -_ratio(levels[0][name], levels[1][name]))
-    rows = [{"name": name, "run": levels[0][name], "other": levels[1][name]} for name in ranked[:15]]
-    kept, _ = answers.fit(rows, 15)
+    levels, others = ({} if common is None else _levels(api, each, stat, common) for each in (first, second))
+    metrics, their = ({} if common is None else _last_metrics(api, each, common) for each in (first, second))
+    both = levels.keys() & others.keys()
+    apart = sorted(
+        (name for name in both if levels[name] != others[name]), key=lambda name: -_ratio(levels[name], others[name])
+    )
+    rows, rows_out = answers.fit([{"name": name, "run": levels[name], "other": others[name]} for name in apart], 15)
     return {
         "run": answers.run_line(first),
         "other": answers.run_line(second),
         "common_steps": None if common is None else list(common),
-        "metrics": _differences(
-            *({} if common is None else _last_metrics(api, each, common) for each in (first, second))
-        ),
+        "metrics": _differences(metrics, their),
         "settings": shown,
         "settings_left_out": settings_out,
         "parameters_in_both": len(both),
-        "parameters_only_in_run": len(levels[0]) - len(both),
-        "parameters_only_in_other": len(levels[1]) - len(both),
+        "parameters_only_in_run": len(levels) - len(both),
+        "parameters_only_in_other": len(others) - len(both),
         "stat": stat,
-        "parameters": kept,
-        "parameters_left_out": len(both) - len(kept),
+        "parameters": rows,
+        "parameters_left_out": rows_out,
     }
 
 
@@ -461,7 +464,7 @@ def _series(found: Mapping[str, Any], stat: str | None, given: Iterable[Mapping[
         "run": found["run"],
         "stat": stat,
         "bucket_steps": found["bucket_steps"],
-        "steps": answers.decode(found["steps"]).tolist(),
+        "steps": answers.whole(found["steps"]),
         "series": [answers.envelope(each) for each in given],
     }
 
@@ -498,8 +501,8 @@ def _start(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels(api: Api, run: Mapping[str, Any], stat: str, span: tuple[int, int]) -> dict[str, float | str]:
-    """Return the mean of a stat over some steps, by parameter."""
-    query = {"from": span[0], "to": span[1], "columns": 1, "rows": MAX_ROWS, "value": "mean", "stat": stat}
+    """Return the mean of a stat in the last bucket of some steps, by parameter."""
+    query = {"from": span[0], "to": span[1], "columns": PARTS, "rows": MAX_ROWS, "value": "mean", "stat": stat}
     found = api.request("GET", f"{_path(run)}/heatmap", **query)
     cells = answers.decode(found["cells"])
     values = cells[:, -1].tolist() if cells.size else [NO_DATA] * len(found["rows"])
@@ -511,7 +514,7 @@ def _last_metrics(api: Api, run: Mapping[str, Any], span: tuple[int, int]) -> di
     names = [each["name"] for each in run["metrics"] if each["name"] in METRICS and not each["tags"]]
     if not names:
         return {}
-    query = {"name": names, "tags": "{}", "from": span[0], "to": span[1], "points": 20}
+    query = {"name": names, "tags": "{}", "from": span[0], "to": span[1], "points": PARTS}
     found = api.request("GET", f"{_path(run)}/metrics", **query)["metrics"]
     means = {each["name"]: answers.envelope(each)["mean"] for each in found}
     return {name: next((each for each in reversed(mean) if each is not None), None) for name, mean in means.items()}

@@ -9,8 +9,8 @@ import pytest
 AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
-    "wire wording knowledge_pages redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
-    "check",
+    "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
+    "check knowledge_pages",
     "model",
     "hooks",
     "stats",
