@@ -66,10 +66,10 @@ def test_server_and_dashboard_know_four_modules_of_the_agent(package: str, stran
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 
 
-def test_a_collector_on_sqlite_needs_no_psycopg() -> None:
+def test_a_collector_on_sqlite_loads_no_psycopg_and_no_mcp_at_its_start() -> None:
     loaded = roots_of(loaded_by("import sys, gradcanary_server.app; print(*sys.modules)"))
     assert "sqlalchemy" in loaded
-    assert "psycopg" not in loaded
+    assert not {"psycopg", "mcp"} & loaded
 
 
 ELSEWHERE = """

@@ -32,6 +32,10 @@ class McpEndpoint:
     """The ASGI app of the endpoint of one collector."""
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        """Prepare for the next first request, which may come in another event loop."""
         self._starting = asyncio.Lock()
         self._ended = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -50,8 +54,7 @@ class McpEndpoint:
         self._ended.set()
         if self._serving is not None:
             await self._serving
-        self._serving = self._manager = None
-        self._ended.clear()
+        self._reset()
 
     async def _start(self) -> None:
         manager = await run_in_threadpool(_create_manager)
