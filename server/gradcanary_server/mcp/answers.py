@@ -21,6 +21,9 @@ from gradcanary import knowledge_pages
 MAX_TEXT = 700
 """Characters of a text of the collector; of an explanation few are longer."""
 
+MAX_LINE = 200
+"""Characters of a text in a list."""
+
 MAX_FOREIGN = 300
 """Characters of a text that a person or a job wrote."""
 
@@ -325,12 +328,12 @@ def run_line(run: Json) -> RunLine:
         "last_seen": run["last_seen"],
         "loss": rounded(run["loss"] and run["loss"]["last"]),
         "parameters": run["layers"],
-        "headline": cut(run["headline"]),
+        "headline": cut(run["headline"], MAX_LINE),
         "worst": run["worst"],
         "severity_at_end": run["severity_at_end"],
         "open_incidents": len(run["open_incidents"]),
         "tags": fit(run["tags"], 8, 200)[0],
-        "note": foreign(run["note"]),
+        "note": cut(run["note"], MAX_LINE),
     }
 
 
@@ -343,9 +346,9 @@ def incident_line(incident: Json) -> IncidentLine:
         "rule": incident["rule"],
         "severity": incident["severity"],
         "state": incident["state"],
-        "what": cut(parts["what"]),
+        "what": cut(parts["what"], MAX_LINE),
         "since": parts["since"],
-        "do_first": cut(parts["do_first"]),
+        "do_first": cut(parts["do_first"], MAX_LINE),
         "parameters": incident["counts"]["firing" if incident["state"] == "open" else "ever"],
         "caused_by": incident["caused_by"],
         "acked_by": incident["acked"] and foreign(incident["acked"]["by"]),
@@ -365,9 +368,9 @@ def incident_detail(incident: Json, begin: int = 0, most: int = 10) -> IncidentD
         "rule": line["rule"],
         "severity": line["severity"],
         "state": line["state"],
-        "what": line["what"],
+        "what": cut(parts["what"]),
         "since": line["since"],
-        "do_first": line["do_first"],
+        "do_first": cut(parts["do_first"]),
         "why": cut(parts["why"], 2 * MAX_TEXT),
         "evidence": fit([cut(text) for text in parts["evidence"]], 8, 1_500)[0],
         "fix": {"framework": fix["framework"], "text": cut(fix["text"]), "code": cut(fix["code"])},

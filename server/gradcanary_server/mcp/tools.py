@@ -65,7 +65,7 @@ METRICS = ("loss", "total_norm", "step_time_s", "peak_memory_bytes", "lr0")
 """That compare_runs compares, without tags."""
 
 Run = Annotated[str, Field(description="Name of the run, as list_runs gives it; a former name works, too.")]
-Limit = Annotated[int, Field(ge=1, le=50, description="Items of this answer, 1 to 50.")]
+Limit = Annotated[int, Field(ge=1, le=20, description="Items of this answer, 1 to 20.")]
 After = Annotated[str | None, Field(description="The `after` of the page before, with the same other arguments.")]
 FromStep = Annotated[int | None, Field(ge=0, description="First step, included; default: the first one measured.")]
 ToStep = Annotated[int | None, Field(ge=0, description="Last step, included; default: the last one measured.")]
@@ -135,7 +135,7 @@ def why_is_run_sick(api: Api, run: Run) -> answers.SickRun:
     """
     about = _read_run(api, run)
     name = about["run"]
-    page = api.request("GET", "/incidents", run=name, sort="worst", limit=12, detailed=DETAILED)["incidents"]
+    page = api.request("GET", "/incidents", run=name, sort="worst", limit=DETAILED + 2, detailed=DETAILED)["incidents"]
     standing = [each for each in page if each["state"] != "resolved"]
     shown = [each for each in standing[:DETAILED] if "layers" in each]
     launch = about["launches"][-1] if about["launches"] else {"settings": [], "environment": None}
