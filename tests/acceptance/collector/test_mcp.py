@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import httpx
 import httpx2
@@ -20,6 +22,7 @@ from support.streams import Session, Stream, collapsed, falling_loss
 
 AT, LAYERS = 130, 24
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "mcp.md"
 COMMAND = [sys.executable, "-m", "gradcanary.cli", "mcp"]
 
 
@@ -104,9 +107,33 @@ def test_a_wrong_token_is_refused_in_words(sick):
 def test_the_program_ends_with_its_input(sick):
     collector, tokens = sick
     given = {"GRADCANARY_URL": collector.url, "GRADCANARY_TOKEN": tokens["read"]}
-    line = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
+    line, answer = (b'{"jsonrpc": "2.0", "id": 1, %s}' % rest for rest in (b'"method": "ping"', b'"result": {}'))
+    assert f"echo '{line.decode()}' | gradcanary mcp\n\nprints `{answer.decode()}`" in DOCUMENT.read_text("utf-8")
     ended = subprocess.run(
-        COMMAND, input=line, capture_output=True, env={**os.environ, **given}, timeout=60, check=True
+        COMMAND, input=line + b"\n", capture_output=True, env={**os.environ, **given}, timeout=60, check=True
     )
-    assert json.loads(ended.stdout) == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert ended.stdout == answer + b"\n"
     assert ended.stderr == b""
+
+
+def test_each_file_of_the_document_connects(sick):
+    """With the address and the token of this collector in the place of those of the document."""
+    collector, tokens = sick
+    replaced = DOCUMENT.read_text("utf-8").replace("http://127.0.0.1:8787", collector.url)
+    blocks = re.findall(
+        r"^```json\n(.*?)^```", replaced.replace("gc_read_...", tokens["read"]), re.DOTALL | re.MULTILINE
+    )
+    assert len(blocks) == 3
+    for block in blocks:
+        ((name, entry),) = next(iter(json.loads(block).values())).items()
+        assert name == "gradcanary"
+        if "url" in entry:
+            assert entry["url"] == f"{collector.url}/mcp"
+            connect = partial(over_http, token=entry["headers"]["Authorization"].removeprefix("Bearer "))
+        else:
+            assert (entry["command"], entry["args"]) == ("gradcanary", COMMAND[-1:])
+            connect = partial(over_stdio, token=entry["env"]["GRADCANARY_TOKEN"])
+        _, (runs,) = asked(
+            lambda c, _, mode, connect=connect: connect(c, mode=mode), collector, None, ("list_runs", {})
+        )
+        assert runs.structured_content["runs"][0]["run"] == "sdxl"

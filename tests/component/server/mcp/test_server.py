@@ -1,13 +1,17 @@
 """What an assistant reads of the tools, and tools that fail, wait for threads, or are called all at once."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from anyio.to_thread import current_default_thread_limiter
 
 from gradcanary_server.mcp import tools
 from support.server.mcp_calls import call, post
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "mcp.md"
 
 MOST = 12_000
 """Characters of names, descriptions and arguments, about three thousand tokens: an assistant has them all the time."""
@@ -19,7 +23,11 @@ def listed(served, tokens):
 
 
 def test_each_tool_and_each_argument_is_described(listed):
-    assert [each["name"] for each in listed] == [each.function.__name__ for each in tools.TOOLS]
+    names = [each["name"] for each in listed]
+    assert names == [each.function.__name__ for each in tools.TOOLS]
+    assert names == re.findall(
+        r"^\| `(\w+)` \| [a-z]", DOCUMENT.read_text("utf-8").partition("## What it may do")[0], re.MULTILINE
+    )
     for each in listed:
         assert len(each["description"]) > 60, each["name"]
         assert each["outputSchema"]["type"] == "object"
