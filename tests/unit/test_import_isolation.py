@@ -39,7 +39,7 @@ def test_import_gradcanary_loads_the_standard_library_only() -> None:
 def test_what_the_collector_takes_from_the_agent_needs_no_torch() -> None:
     loaded = roots_of(
         loaded_by(
-            "import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording, gradcanary.knowledge_pages\n"
+            "import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording, gradcanary.knowledge\n"
             "print(*sys.modules)"
         )
     )
@@ -61,7 +61,7 @@ def test_the_command_line_needs_no_torch() -> None:
     [("gradcanary_server", "gradcanary_dashboard"), ("gradcanary_dashboard", "gradcanary_server")],
 )
 def test_server_and_dashboard_know_four_modules_of_the_agent(package: str, stranger: str) -> None:
-    known = {"wire", "remedies", "wording", "knowledge_pages"}
+    known = {"wire", "remedies", "wording", "knowledge"}
     assert imported_from_agent(package) <= {f"gradcanary.{name}" for name in known}
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 

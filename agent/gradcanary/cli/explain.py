@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
-from gradcanary.knowledge_pages import FIX, Page, pages
+from gradcanary.knowledge import FIX, Page, pages
 
 if TYPE_CHECKING:
     import argparse

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import CollectorError
-from gradcanary.knowledge_pages import page_of
+from gradcanary.knowledge import page_of
 from gradcanary.wording import number
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gradcanary import knowledge_pages
+from gradcanary import knowledge
 
 MAX_TEXT = 700
 """Characters of a text of the collector; of an explanation few are longer."""
@@ -361,7 +361,7 @@ def incident_detail(incident: Json, begin: int = 0, most: int = 10) -> IncidentD
     parts, fix = incident["explanation"], incident["fix"]
     members = [each for each in incident["layers"] if each["layer"] is not None or each["metric"] is not None]
     affected, _ = fit([_affected(each) for each in members[begin : begin + most]], most, 200 * most)
-    line, page = incident_line(incident), knowledge_pages.page_of(incident["rule"])
+    line, page = incident_line(incident), knowledge.page_of(incident["rule"])
     return {
         "incident": line["incident"],
         "run": line["run"],

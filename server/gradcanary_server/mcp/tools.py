@@ -18,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 from pydantic import Field
 
-from gradcanary import knowledge_pages, wire
+from gradcanary import knowledge, wire
 from gradcanary_server.api.charts import ANY_NONFINITE, EXACT_ZERO, FROZEN, NO_DATA, WITHOUT_GRADIENT
 from gradcanary_server.mcp import answers
 from gradcanary_server.mcp.own_api import Api, ApiError
@@ -331,7 +331,7 @@ def explain(
     name: Annotated[str, Field(description="A knowledge_page of an incident, or the name of a rule.")],
 ) -> answers.KnowledgePage:
     """A short page on a common mistake (bfloat16 sums, clipping before unscaling, ...): what it is, and what to do."""
-    pages = knowledge_pages.pages()
+    pages = knowledge.pages()
     page = next((each for each in pages if name in (each.name, *each.rules)), None)
     if page is None:
         raise ToolError(f"There is no such page. There are: {', '.join(each.name for each in pages)}.")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gradcanary.knowledge_pages import Page, pages
+from gradcanary.knowledge import Page, pages
 
 PAGES = {page.name: page for page in pages()}
 MOST_LINES = 24

@@ -49,7 +49,7 @@ def test_tools_that_change_something_say_so(listed):
 
 def test_a_tool_that_fails_is_logged_and_gives_nothing_away(served, tokens, caplog, monkeypatch):
     monkeypatch.setattr(tools.answers, "run_line", lambda _run: 1 / 0)
-    monkeypatch.setattr(tools.knowledge_pages, "pages", lambda: 1 / 0)
+    monkeypatch.setattr(tools.knowledge, "pages", lambda: 1 / 0)
     assert call(served, "explain", tokens["read"], name="x") == "The collector failed at this; its log says where."
     assert "the tool 'explain' failed" in caplog.text
 

@@ -9,7 +9,7 @@ from gradcanary import cli
 from gradcanary.check.rules import RULES
 from gradcanary.cli import explain
 from gradcanary.cli.incidents import incident_text
-from gradcanary.knowledge_pages import pages
+from gradcanary.knowledge import pages
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.descriptions import describe
 from support.api_answers import full

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-FOLDERS = (PACKAGE / "knowledge", PACKAGE.parents[1] / "docs" / "knowledge")
+FOLDERS = (PACKAGE, PACKAGE.parents[2] / "docs" / "knowledge")
 """Where a wheel has the pages, and where the repository has them; ``pyproject.toml`` copies one to the other."""
 
 FIX = "What to do"
@@ -52,8 +52,8 @@ class Page:
 @cache
 def pages() -> tuple[Page, ...]:
     """Return all pages by name; none where the files are missing."""
-    folder = next((each for each in FOLDERS if each.is_dir()), FOLDERS[0])
-    return tuple(Page(path.stem, path, path.read_text("utf-8")) for path in sorted(folder.glob("[a-z]*.md")))
+    paths = next(filter(None, (sorted(folder.glob("[a-z]*.md")) for folder in FOLDERS)), [])
+    return tuple(Page(path.stem, path, path.read_text("utf-8")) for path in paths)
 
 
 def page_of(rule: str) -> Page | None:

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from gradcanary import knowledge_pages
-from gradcanary.knowledge_pages import Page
+from gradcanary import knowledge
+from gradcanary.knowledge import Page
 
-PAGES = {page.name: page for page in knowledge_pages.pages()}
+PAGES = {page.name: page for page in knowledge.pages()}
 SECTIONS = ["What it shows", "What to do", "What gradcanary does", "Sources"]
 PAGE = Page(
     "swamping",
-    knowledge_pages.FOLDERS[1] / "swamping.md",
+    knowledge.FOLDERS[1] / "swamping.md",
     "# A `sum`\n\nIt stops,\nsee [there](a.md).\n\n## What to do\n\n- One\n  long line.\n- `Two`.\n\n"
     "## Sources\n\nRules: `accumulation_loss`. Checks: none.\n",
 )
@@ -41,7 +41,7 @@ def test_each_page_has_its_parts_and_is_short(name: str) -> None:
 
 
 def test_a_rule_leads_to_its_page() -> None:
-    page = knowledge_pages.page_of("collapse")
+    page = knowledge.page_of("collapse")
     assert page is not None
     assert "collapse" in page.rules
-    assert knowledge_pages.page_of("silent") is None
+    assert knowledge.page_of("silent") is None
