@@ -177,7 +177,7 @@ class SickRun(TypedDict):
     git_commit: Data | None
     facts: Annotated[list[str], Field(description="what the agent found, without a measurement")]
     facts_left_out: LeftOut
-    missing_steps: Annotated[list[str], Field(description="steps without samples, with the reason")]
+    missing_steps: Annotated[list[str], Field(description="steps without samples, the newest first, with the reason")]
     missing_steps_left_out: LeftOut
     next: str
 

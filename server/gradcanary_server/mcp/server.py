@@ -87,7 +87,10 @@ def create_server() -> Server[Any]:
 
 def _tool(spec: tools.ToolSpec) -> Tool:
     effect = ToolAnnotations(
-        read_only_hint=not spec.is_change, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        read_only_hint=not spec.is_change,
+        destructive_hint=False,
+        idempotent_hint=not spec.is_change,
+        open_world_hint=False,
     )
     description = " ".join((spec.function.__doc__ or "").split())
     return Tool.from_function(

@@ -144,7 +144,7 @@ def why_is_run_sick(api: Api, run: Run) -> answers.SickRun:
     changes, changes_out = answers.fit(changed[::-1], 12, 1_600)
     facts, facts_out = answers.fit([answers.cut(each["text"], 400) for each in about["facts"]], 6, 1_600)
     gaps = [f"{each['from_step']} to {each['to_step']}: {each['reason']}" for each in about["gaps"]]
-    shown_gaps, gaps_out = answers.fit(gaps, 6)
+    shown_gaps, gaps_out = answers.fit(gaps[::-1], 6)
     environment = launch["environment"] or {"command": None, "git_commit": None}
     return {
         "run": name,
