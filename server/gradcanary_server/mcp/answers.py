@@ -244,7 +244,9 @@ class Comparison(TypedDict):
     other: RunLine
     common_steps: Annotated[list[int] | None, Field(description="first and last; null: they have none in common")]
     metrics: list[Difference]
-    settings: Annotated[list[Difference], Field(description="that differ, at the start of the newest launches")]
+    settings: Annotated[
+        list[Difference], Field(description="that differ at the last common step, of the newest launches")
+    ]
     settings_left_out: LeftOut
     parameters_in_both: int
     parameters_only_in_run: int

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from gradcanary_server.api.charts import ANY_NONFINITE, EXACT_ZERO, FROZEN, NO_D
 from gradcanary_server.mcp import answers
 from gradcanary_server.mcp.own_api import Api, ApiError
 from gradcanary_server.rules.types import Severity
-from gradcanary_server.validation import is_run_name
+from gradcanary_server.validation import MAX_STEP, is_run_name
 
 INSTRUCTIONS = """\
 gradcanary watches the gradients of PyTorch trainings and opens an incident when parameters stop learning. A run is a \
@@ -139,8 +140,10 @@ def why_is_run_sick(api: Api, run: Run) -> answers.SickRun:
     standing = [each for each in page if each["state"] != "resolved"]
     shown = [each for each in standing[:DETAILED] if "layers" in each]
     launch = about["launches"][-1] if about["launches"] else {"settings": [], "environment": None}
-    started, started_out = answers.fit([answers.setting(each) for each in _first_values(launch)], 16, 1_600)
-    changed = [answers.setting(each) for each in launch["settings"] if each["checked"] is not None]
+    settings = [answers.setting(each) for each in launch["settings"]]
+    begun = [each["checked"] is None for each in launch["settings"]]  # no other value was seen before
+    started, started_out = answers.fit(list(compress(settings, begun)), 16, 1_600)
+    changed = [each for each, is_first in zip(settings, begun, strict=True) if not is_first]
     changes, changes_out = answers.fit(changed[::-1], 12, 1_600)
     facts, facts_out = answers.fit([answers.cut(each["text"], 400) for each in about["facts"]], 6, 1_600)
     gaps = [f"{each['from_step']} to {each['to_step']}: {each['reason']}" for each in about["gaps"]]
@@ -301,7 +304,8 @@ def compare_runs(
     parameters whose values differ most. A difference is not a cause: it is for you and the user to look at."""
     first, second = _read_run(api, run), _read_run(api, other)
     common = _common_steps(first, second)
-    settings = _differences(_start(first), _start(second))
+    end = MAX_STEP if common is None else common[1]
+    settings = _differences(_configuration(first, end), _configuration(second, end))
     shown, settings_out = answers.fit([each for each in settings if each["run"] != each["other"]], 20)
     levels, others = ({} if common is None else _levels(api, each, stat, common) for each in (first, second))
     metrics, their = ({} if common is None else _last_metrics(api, each, common) for each in (first, second))
@@ -437,11 +441,6 @@ def _path(run: Mapping[str, Any]) -> str:
     return f"/runs/{quote(run['run'])}"
 
 
-def _first_values(launch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the settings with which a launch began, the groups of one value together."""
-    return [each for each in launch["settings"] if each["checked"] is None]
-
-
 def _cell(milli: int) -> float | str:
     """Return the value of a cell of a heatmap, which is in milli-decades, or why there is none."""
     return WORDS[milli] if milli in WORDS else float(f"{10 ** (milli / 1000):.3g}")
@@ -485,15 +484,17 @@ def _steps(run: Mapping[str, Any]) -> tuple[int, int] | None:
     return min(each["first_step"] for each in known), max(each["last_step"] for each in known)
 
 
-def _start(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings at the start of the newest launch by name, its command and its code."""
+def _configuration(run: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return the settings of the newest launch in force at a step, by name and group, its command and its code."""
     if not run["launches"]:
         return {}
     launch = run["launches"][-1]
     found: dict[str, Any] = {}
-    for each in map(answers.setting, _first_values(launch)):
-        group = f" of group {each['groups'][0]}" if each["groups"][:1] not in ([], [0]) else ""
-        found.setdefault(f"{each['name']}{group}", each["value"])
+    for each in launch["settings"]:
+        value = answers.setting(each)["value"]
+        names = [f"{each['name']} of group {group}" for group in each["groups"]] or [each["name"]]
+        if each["step"] <= step:
+            found |= dict.fromkeys(names, value)
     environment = launch["environment"] or {}
     facts = {name: environment.get(name) for name in ("command", "git_commit", "host")}
     versions = {f"version of {name}": value for name, value in environment.get("versions", {}).items()}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sqlalchemy import insert, select
 
+from gradcanary import wire
 from gradcanary_server.incidents import service
 from gradcanary_server.mcp import tools
 from gradcanary_server.storage.schema import incident, incident_layer, run
@@ -27,9 +28,11 @@ WIDE_LAYERS, WIDE_INCIDENTS = 3_000, 500
 def runs(served, tokens):
     """Return the collector with a run that collapsed, one that did not, and two that are harder to read."""
     served.headers["authorization"] = f"Bearer {tokens['ingest']}"
-    for name, fallen in (("sick", FALLEN), ("well", ())):
-        rows = collapsed(AT + 30, LAYERS, fallen, AT)
-        Session("", run=name, client=served).send(Stream(rows, loss=falling_loss(AT + 30)))
+    first = wire.Setting(0, None, (0, 1), "weight_decay", 0.1)
+    change = wire.Setting(AT - 1, AT - 2, (1,), "weight_decay", 1e5)
+    for name, fallen, settings in (("sick", FALLEN, (first, change)), ("well", (), (first,))):
+        stream = Stream(collapsed(AT + 30, LAYERS, fallen, AT), loss=falling_loss(AT + 30))
+        Session("", run=name, client=served).send(stream, settings=settings)
     names = tuple(f"{ORDER} {'x' * 380} {number}" for number in range(LAYERS))
     Session("", run="hostile", client=served).send(Stream(collapsed(AT + 30, LAYERS, FALLEN, AT), names=names))
     bad = collapsed(20, 4, (), 10)
@@ -89,6 +92,8 @@ def test_why_a_run_is_sick_is_what_the_api_says(runs, read, tokens):
     assert [each["name"] for each in told["affected"]] == FALLEN_NAMES
     assert told["affected"][0]["value"] == pytest.approx(incident["layers"][0]["value"], rel=0.005)
     assert (told["affected_left_out"], found["incidents_left_out"], told["url"]) == (0, 0, incident["url"])
+    change = {"step": AT - 1, "name": "weight_decay", "groups": [1], "value": 1e5}
+    assert (len(found["settings_at_start"]), found["settings_changes"]) == (1, [change])
     assert read("explain", name=told["knowledge_page"])["what_to_do"].startswith("- Gradients of all parameters fell")
 
 
@@ -142,8 +147,11 @@ def test_two_runs_are_compared_where_both_have_steps(read):
     assert {each["name"] for each in found["parameters"]} == set(FALLEN_NAMES), "the others are the same"
     assert all(each["run"] < each["other"] for each in found["parameters"])
     assert [each["name"] for each in found["metrics"]] == ["loss", "lr0"]
+    assert found["settings"] == [{"name": "weight_decay of group 1", "run": 1e5, "other": 0.1}]
     assert (found["parameters_in_both"], found["parameters_left_out"]) == (LAYERS, 0)
-    assert read("compare_runs", run="sick", other="early")["common_steps"] == [0, 19]
+    early = read("compare_runs", run="sick", other="early")
+    assert early["common_steps"] == [0, 19], "before the change"
+    assert {each["name"]: each["run"] for each in early["settings"]}["weight_decay of group 1"] == 0.1
 
 
 def test_changes_need_the_scope_admin_and_are_audited(runs, read, tokens):
