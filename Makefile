@@ -79,7 +79,7 @@ $(VENV)/.python:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	touch $@
 
-$(VENV)/.product: $(VENV)/.python pyproject.toml
+$(VENV)/.product: $(VENV)/.python pyproject.toml hatch_build.py
 	$(BIN)/$(INSTALL) '$(TORCH)'
 	$(BIN)/$(INSTALL) --editable '.[all]'
 	touch $@

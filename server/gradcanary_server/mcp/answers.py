@@ -307,7 +307,10 @@ def fit(items: Sequence[Any], most: int, most_bytes: int = MAX_LIST_BYTES) -> tu
 
 def rounded(value: float | None) -> float | None:
     """Return a number with three digits, None where it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.3g}")
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.3g}")
+    return short if math.isfinite(short) else value  # the largest floats would be rounded to infinity
 
 
 def decode(array: Json) -> NDArray[Any]:
