@@ -39,7 +39,7 @@ def sick(tmp_path_factory, new_db):
     admin = {"authorization": f"Bearer {tokens['admin']}"}
     made = httpx.post(f"{collector.url}/api/v1/tokens", json=wish, headers=admin, timeout=60)
     yield collector, {**tokens, "read": made.json()["secret"]}
-    collector.kill()
+    assert collector.stop() == 0, "what the first request to /mcp started has ended"
 
 
 @asynccontextmanager

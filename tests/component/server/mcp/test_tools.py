@@ -47,7 +47,7 @@ def runs(served, tokens):
 
 @pytest.fixture(scope="module")
 def wide(runs):
-    """Return the collector with a run of 3,000 parameters that all collapsed, 500 times."""
+    """Return the collector with a run of 3,000 parameters that all collapsed, and 499 smaller incidents."""
     services = runs.app.state.services
     database = services.database
     wide_runs.lay(database, services.ingest, WIDE_LAYERS, 200)
@@ -59,13 +59,10 @@ def wide(runs):
         members = select(incident_layer).where(incident_layer.c.run_id == run_id)
         rows = [dict(each) for each in connection.execute(members).mappings()]
         first = row["incident_id"] + 1000
-        numbers = range(first, first + WIDE_INCIDENTS - 1)
-        connection.execute(
-            insert(incident), [{**row, "incident_id": number, "notifications_done": True} for number in numbers]
-        )
-        for number in numbers:
-            of_incident = rows if number in numbers[-tools.DETAILED :] else rows[:1]
-            connection.execute(insert(incident_layer), [{**each, "incident_id": number} for each in of_incident])
+        others = [{**row, "incident_id": first + number, "severity": "warning"} for number in range(WIDE_INCIDENTS - 1)]
+        connection.execute(insert(incident), [{**each, "notifications_done": True} for each in others])
+        of_others = [{**member, "incident_id": each["incident_id"]} for each in others for member in rows[:20]]
+        connection.execute(insert(incident_layer), of_others)
     return runs
 
 
