@@ -2,7 +2,7 @@
 # Say how it is reached, for links in messages: docker run -e GRADCANARY_PUBLIC_URL=http://HOST:8787 ...
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY agent agent
 COPY server server
 COPY dashboard dashboard

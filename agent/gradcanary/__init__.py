@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gradcanary.api import Alert, Watch, step, watch
 
 if TYPE_CHECKING:
+    from gradcanary import integrations
     from gradcanary.client import Client
     from gradcanary.fp32_copies import fp32_masters
     from gradcanary.fp32_sums import fp32_accumulators
@@ -29,6 +30,7 @@ __all__ = [
     "create_stable_optimizer",
     "fp32_accumulators",
     "fp32_masters",
+    "integrations",
     "setup_training",
     "step",
     "watch",
@@ -46,6 +48,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "integrations":
+        return import_module("gradcanary.integrations")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"gradcanary.{_LATER[name]}"), name)

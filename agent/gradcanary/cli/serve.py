@@ -230,7 +230,14 @@ def _serve(arguments: argparse.Namespace) -> None:
         )
         app = create_app(settings)
         trusted = None if settings.tls is None else trust_only(settings.tls.chain)
-        mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+        mount(
+            app,
+            listener.own_url,
+            public_url=settings.public_url,
+            signs_in=settings.auth,
+            trusted=trusted,
+            framed_by=settings.framed_by,
+        )
         Server(app, listener.url).run([listener.socket])
 
 

@@ -363,6 +363,23 @@ class Run:
             lines += [Line(name, None, tags, page.buckets, values).without_empty() for (name, tags), values in named]
         return Metrics(self.name, tuple(lines))
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 -- as IPython calls it
+        """Return the run as it is now for a notebook or IPython: HTML and text, or why there is none."""
+        from gradcanary.client import card, picture
+
+        try:
+            now = self._client.run(self.name)
+            standing: Json = {"run": now.name, "state": ["open", "ended"], "sort": "worst"}
+            incidents: list[Json] = self._client.fetch(lambda found: found["incidents"], "/incidents", **standing)
+            drawn = picture.draw(now.heatmap(columns=picture.COLUMNS, rows=picture.ROWS))
+        except CollectorError as error:
+            return {"text/plain": str(error), "text/html": card.failure(str(error))}
+        html = card.html(now.json, incidents, drawn, now.url)
+        return {"text/plain": card.text(now.json, incidents, now.url), "text/html": html}
+
+    def _repr_html_(self) -> str:
+        return self._repr_mimebundle_()["text/html"]
+
     def incidents(self, **options: Any) -> Records[Incident]:  # noqa: ANN401 -- those of Client.incidents
         """Return the incidents of the run; options as of :meth:`Client.incidents`."""
         return self._client.incidents(self.name, **options)

@@ -52,6 +52,10 @@ class CollectorError(Exception):
         super().__init__(message)
         self.is_refusal, self.field = is_refusal, field
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback, which would only show the insides of the client."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UnreachableError(CollectorError):
     """Nothing answers at the address of the collector."""
