@@ -30,7 +30,7 @@ def frame(url: str, height: int) -> str:
     """Return the HTML of a page in a frame, and its link: a browser that may not frame it shows an empty box."""
     address = escape(url)
     style = f"width:100%;height:{int(height)}px;border:1px solid rgba(134,142,150,.5);border-radius:6px"
-    page = f'<iframe src="{address}" title="gradcanary" style="{style}"></iframe>'
+    page = f'<iframe src="{address}" title="gradcanary" allow="clipboard-write" style="{style}"></iframe>'
     return f'{page}<div><a href="{address}" target="_blank" rel="noopener">{address}</a></div>'
 
 

@@ -143,6 +143,8 @@ def test_a_notebook_on_this_machine_shows_the_live_page(
     expect(frame.locator(".verdict")).to_contain_text("collapse")
     frame.locator(IMAGE).first.wait_for()
     expect(frame.get_by_role("button", name="Ack")).to_have_count(0)
+    frame.get_by_role("button", name="Copy link").click()
+    expect(frame.get_by_role("button", name="Copied")).to_be_visible()
     expect(page.get_by_role("link")).to_have_attribute("href", f"{shared.url}/runs/{RUN}")
 
 

@@ -123,6 +123,13 @@ def test_a_variable_that_cannot_work_is_named(capsys, tmp_path, monkeypatch, var
     assert says in said
 
 
+@pytest.mark.parametrize(("auth", "others"), [("off", ("http://localhost:*", "http://127.0.0.1:*")), ("on", ())])
+def test_pages_of_this_machine_frame_ours_unless_tokens_are_needed(tmp_path, auth, others):
+    environ = {"GRADCANARY_AUTH": auth, "GRADCANARY_EMBED_IN": "https://jupyter.example:8888/, http://wiki"}
+    settings = Settings.from_env(environ, data=tmp_path)
+    assert settings.framed_by == (*others, "https://jupyter.example:8888", "http://wiki")
+
+
 @pytest.mark.parametrize(
     "words", [("--tls-cert", "x.pem"), ("--tls-key", "x.pem"), ("--tls-cert", "a", "--tls-key", "b")]
 )
