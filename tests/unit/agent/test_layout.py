@@ -10,7 +10,7 @@ AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
     "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
-    "check display",
+    "check display knowledge",
     "model",
     "hooks",
     "stats",
@@ -36,6 +36,7 @@ PRIVATE = {
     "_post_accumulate_grad_hooks",
     "eval_frame",
     "_per_optimizer_states",
+    "_get_default_store",
 }
 """torch's: to be looked at with each new version of it, so in one folder only."""
 
