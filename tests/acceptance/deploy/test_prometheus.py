@@ -157,7 +157,7 @@ def test_a_prometheus_scrapes_a_sick_run_and_its_alerts_fire(collector, folder, 
             ("pending", "GradcanaryMessagesFail", None, "critical"),  # it waits ten minutes
         }
         eventually(lambda: expected <= found())
-        assert found() == expected
+        assert {each for each in found() if each[0] == "firing"} <= expected, "a slow machine has others pending"
         assert [each["health"] for group in ask("rules")["groups"] for each in group["rules"]] == ["ok"] * 16
 
         def empty():
