@@ -369,7 +369,7 @@ class Run:
 
         try:
             now = self._client.run(self.name)
-            standing = {"run": now.name, "state": ["open", "ended"], "sort": "worst"}
+            standing: Json = {"run": now.name, "state": ["open", "ended"], "sort": "worst"}
             incidents: list[Json] = self._client.fetch(lambda found: found["incidents"], "/incidents", **standing)
             drawn = picture.draw(now.heatmap(columns=picture.COLUMNS, rows=picture.ROWS))
         except CollectorError as error:

@@ -36,10 +36,10 @@ STOP, OVER = -1, -2
 
 LATE = "nothing was heard of rank 0 for {seconds:.0f} s"
 INCOMPLETE = (
-    "stop_on: the training goes on, because {missing} of {world_size} ranks take no part and would wait for the others "
-    "for ever: give the callback with stop_on to all ranks"
+    "stop_on: the training goes on for now, because {missing} of {world_size} ranks do not take part, and would wait "
+    "for the others for ever: each rank needs the callback with stop_on"
 )
-NO_GROUP = "stop_on: the training goes on, because its ranks have no process group of torch.distributed to agree by"
+NO_GROUP = "stop_on: no incident stops this training: its ranks have no process group of torch.distributed to agree by"
 
 _numbers = itertools.count(1)
 """Of the trainings of this process, the same on all ranks: the words of an earlier one are still in the store."""

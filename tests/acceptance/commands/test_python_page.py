@@ -22,13 +22,14 @@ def absmax(module_collector, monkeypatch):
 
 
 def test_the_page_runs_as_written(module_collector, absmax, capsys):
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 11
     names: dict[str, object] = {}
     for block in BLOCKS:
         exec(compile(block.replace("http://127.0.0.1:8787", module_collector.url), str(PAGE), "exec"), names)
     printed = capsys.readouterr().out
     assert "sdxl-0412 live 399 0.2" in printed
     assert "critical collapse" in printed
+    assert f"\n{module_collector.url}/runs/in-a-notebook\n" in printed
     (said,) = re.findall(r"# (There is no run .*)", BLOCKS[-1])
     assert said in printed
     np.testing.assert_array_equal(names["wide"].to_numpy()[:, :3], absmax[:, [0, 1, 2]])

@@ -104,4 +104,4 @@ def test_an_incident_stops_both_ranks_after_the_same_step(
     assert said[0].count("stop_on: the training is to end after this step, because of collapse (critical") == 2
     assert "stop_on" not in said[1]
     assert first["only rank 0"]["step"] == second["only rank 0"]["step"] == 80
-    assert "stop_on: the training goes on, because 1 of 2 ranks take no part" in said[0]
+    assert "stop_on: the training goes on for now, because 1 of 2 ranks do not take part" in said[0]

@@ -36,6 +36,7 @@ PRIVATE = {
     "_post_accumulate_grad_hooks",
     "eval_frame",
     "_per_optimizer_states",
+    "_get_default_store",
 }
 """torch's: to be looked at with each new version of it, so in one folder only."""
 

@@ -46,6 +46,13 @@ def whole(windows):
     return Buckets.concat([page.buckets for page in pages]), lines
 
 
+WIDE_THEN_NARROW = [
+    stories.Told((stories.Part(0, 1, 1, 0),)),
+    stories.Told((stories.Part(254, 1, 11, 0),)),
+    stories.Told((stories.Part(270, 10, 1, 0), stories.Part(271, 1, 1, 0))),
+]
+"""A wide bucket holds samples of the narrow ones beside it."""
+
 SPARSE_LAYER = [
     stories.Told((stories.Part(0, 1, 120, 3), stories.Part(200, 10, 120, 4), stories.Part(2000, 100, 90, 5)))
 ]
@@ -54,6 +61,9 @@ SPARSE_LAYER = [
 @quick
 @given(stories.launches(), st.sampled_from([12, 40, 5000]), st.sampled_from([None, (50, 700)]))
 @example(SPARSE_LAYER, 40, None)
+@example(WIDE_THEN_NARROW, 5000, None)
+@example(WIDE_THEN_NARROW, 12, None)
+@example(WIDE_THEN_NARROW, 40, None)
 def test_each_sample_is_read_in_a_bucket_of_its_own(store, story, most, span):
     stories.send(store, story)
     begin, end = span or (None, None)
