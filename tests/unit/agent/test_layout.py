@@ -96,7 +96,21 @@ def test_imports_point_down() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    ["hooks", "stats", "tracking", "export", "client", "attach", "check", "cli", "demo", "display", "doctor", "sanity"],
+    [
+        "hooks",
+        "stats",
+        "tracking",
+        "export",
+        "client",
+        "integrations",
+        "attach",
+        "check",
+        "cli",
+        "demo",
+        "display",
+        "doctor",
+        "sanity",
+    ],
 )
 def test_modules_of_a_folder_import_each_other_one_way(folder: str) -> None:
     """Also for annotations: a circle of types is a circle of objects."""
