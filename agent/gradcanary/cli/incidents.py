@@ -6,7 +6,6 @@ The commands come first, then the text that they print of the collector's JSON, 
 from __future__ import annotations
 
 import argparse
-import getpass
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console
-from gradcanary.cli.console import CollectorError
+from gradcanary.export.collector import CollectorError, user_name
 from gradcanary.knowledge import page_of
 from gradcanary.wording import number
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Commands
+    from gradcanary.cli.console import Commands
+    from gradcanary.export.collector import CollectorClient
 
 Json = Mapping[str, Any]
 
@@ -179,12 +179,10 @@ def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 
 def _author(arguments: argparse.Namespace) -> str:
-    if arguments.by is not None:
-        return str(arguments.by)
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError) as error:  # a container's user may have no name
-        raise ValueError("give your name with --by: this user has none") from error
+    name = user_name() if arguments.by is None else str(arguments.by)
+    if name is None:
+        raise ValueError("give your name with --by: this user has none")
+    return name
 
 
 def _end_of_span(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError, print_error
+from gradcanary.export import collector
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -229,7 +230,14 @@ def _serve(arguments: argparse.Namespace) -> None:
         )
         app = create_app(settings)
         trusted = None if settings.tls is None else trust_only(settings.tls.chain)
-        mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+        mount(
+            app,
+            listener.own_url,
+            public_url=settings.public_url,
+            signs_in=settings.auth,
+            trusted=trusted,
+            framed_by=settings.framed_by,
+        )
         Server(app, listener.url).run([listener.socket])
 
 
@@ -243,7 +251,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise UsageError("gradcanary demo: --data is for the collector that the demo starts: leave out --data or --url")
     try:
         url = Settings.resolve(os.environ, spelled="--{}", url=arguments.url).url
-        tls = console.tls_context(url)
+        tls = collector.tls_context(url)
     except (ValueError, OSError) as error:
         raise UsageError(f"gradcanary demo: {error}") from error
     return demo.run_with_collector(url, tls, headless=arguments.headless)
@@ -306,7 +314,7 @@ def _test_rules(arguments: argparse.Namespace) -> int:
             else:
                 settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
                 given = (arguments.rules, arguments.name, settings.url, settings.token, console.print_text)
-                is_silent = rules_command.try_on_run(*given, console.tls_context(settings.url))
+                is_silent = rules_command.try_on_run(*given, collector.tls_context(settings.url))
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     return 0 if is_silent else 1
@@ -326,7 +334,7 @@ def _whatif(arguments: argparse.Namespace) -> int:
         given = (arguments.name, arguments.schedule, first, arguments.last, arguments.group, arguments.threshold)
         try:
             settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
-            trusted = console.tls_context(settings.url)
+            trusted = collector.tls_context(settings.url)
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary whatif: {error}") from error
         reply = whatif_command.ask(whatif_command.Question(*given), settings.url, settings.token, trusted)

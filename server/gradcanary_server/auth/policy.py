@@ -23,7 +23,8 @@ _INGEST = re.compile(r"/api/v1/runs/[^/]+/sessions/[^/]+(/.*)?", re.DOTALL)
 _READABLE = re.compile(
     r"""
     /api/v1/(
-        runs | runs/[^/]+ | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
+        runs | runs/[^/]+
+        | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|samples|points|recording)
         | rules
         | incidents | incidents/[^/]+ | incidents/[^/]+/picture\.png
         | silences | silences/preview

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -105,6 +106,7 @@ class Server(uvicorn.Server):
             ]
             print("\n".join(lines), flush=True)  # noqa: T201 -- what the operator waits for
             logger.info("serving at %s", self._url)
+            _notify_systemd()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the requests under way, then close the app."""
@@ -124,6 +126,18 @@ def _raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _notify_systemd() -> None:
+    """Notify systemd that the process serves, if it waits for that (Type=notify): one datagram, sd_notify(3)."""
+    address = os.environ.pop("NOTIFY_SOCKET", None)  # not for child processes
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+    except OSError as error:
+        logger.warning("systemd cannot be notified that the collector serves: NOTIFY_SOCKET=%s: %s", address, error)
 
 
 @contextlib.contextmanager

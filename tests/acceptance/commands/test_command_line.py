@@ -104,6 +104,13 @@ def test_everywhere_is_not():
         ("GRADCANARY_CACHE_MB", "2000000", "must be a whole number of MiB, 1 to 1048576"),
         ("GRADCANARY_PROXIES", "10.0.0.1,*", "must be addresses and networks"),
         ("GRADCANARY_PROXIES", "10.0.0.1/8", "has host bits set"),
+        ("GRADCANARY_EMBED_IN", "jupyter.example", "must be origins with commas"),
+        (
+            "GRADCANARY_EMBED_IN",
+            "https://a.example,https://b.example; script-src *",
+            "'https://b.example; script-src *'",
+        ),
+        ("GRADCANARY_EMBED_IN", "https://a.example/lab", "must be origins with commas"),
         ("GRADCANARY_PUBLIC_URL", "gradcanary.example", "must be scheme, host and port"),
         ("GRADCANARY_PUBLIC_URL", "https://x.example/path", "must be scheme, host and port"),
         ("GRADCANARY_PUBLIC_URL", "https://x.example:x", "must be scheme, host and port"),

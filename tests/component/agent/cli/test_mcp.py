@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradcanary.cli import mcp
-from gradcanary.cli.console import CollectorClient
+from gradcanary.export.collector import CollectorClient
 from support.receivers import Receiver, accepted, status
 
 Served = Callable[..., list[dict[str, Any]]]

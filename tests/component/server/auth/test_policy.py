@@ -73,6 +73,7 @@ API = {
         GET /runs, GET /runs/{run}, GET /runs/{run}/layers, GET /runs/{run}/layers/{layer:path},
         GET /runs/{run}/series, GET /runs/{run}/heatmap,
         GET /runs/{run}/metrics, GET /runs/{run}/export.csv, GET /runs/{run}/metrics.csv, GET /runs/{run}/recording,
+        GET /runs/{run}/samples, GET /runs/{run}/points,
         GET /rules, GET /incidents, GET /incidents/{number}, GET /incidents/{number}/picture.png,
         GET /silences, GET /silences/preview, GET /endpoints, GET /endpoints/{number},
         GET /endpoints/{number}/deliveries, GET /storage, GET /openapi.json""",
