@@ -8,6 +8,7 @@ short one.
 """
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -39,10 +40,10 @@ def main() -> int:
         for steps in sizes:
             if not (data / str(steps) / "gradcanary.db").exists():
                 big_run.load(data / str(steps), steps, arguments.layers)
-        head = "format | steps | file | time | file, MB/s | million values/s | CPU of the collector"
-        print(f"\n{arguments.layers} layers\n\n| {head} | peak of the collector | of the command |\n|{'---|' * 9}")
+        head = "format | steps | file | time | file, MB/s | CPU of the collector, of the command"
+        print(f"\n{arguments.layers} layers\n\n| {head} | peak of the collector | of the command |\n|{'---|' * 8}")
         for form in arguments.formats:
-            short, long = (exported(data / str(steps), form, steps, arguments.layers) for steps in sizes)
+            short, long = (exported(data / str(steps), form, steps) for steps in sizes)
             for who, few, many in zip(("collector", "command"), short, long, strict=True):
                 grown[f"{form}, {who}"] = many / few
     print()
@@ -50,7 +51,7 @@ def main() -> int:
     return int(not all(are_met))
 
 
-def exported(data: Path, form: str, steps: int, layers: int) -> tuple[float, float]:
+def exported(data: Path, form: str, steps: int) -> tuple[float, float]:
     """Export a run once and print a row; return the peaks of collector and command, in bytes."""
     file = data / f"f.{form}"
     running = big_run.collector(data)
@@ -58,21 +59,25 @@ def exported(data: Path, form: str, steps: int, layers: int) -> tuple[float, flo
         before, began = big_run.told(client, "process_cpu_seconds_total"), time.perf_counter()
         command = [sys.executable, "-m", "gradcanary.cli", "export", big_run.RUN, "--format", form]
         command += ["--out", str(file), "--url", url]
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         process = subprocess.Popen(command)
         own = 0
         while process.poll() is None:  # the peak that the system tells at the end is that of this process, if larger
             own = max(own, peak(process.pid))
             time.sleep(0.02)
         took = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = big_run.told(client, "process_cpu_seconds_total") - before
         of_collector = peak(running._process.pid)
     if process.returncode != 0:
         raise SystemExit(f"the export of {form} failed")
     size = file.stat().st_size
     file.unlink()
-    rates = f"{size / took / 1e6:.0f} | {steps * layers / took / 1e6:.1f}"
-    cells = f"{form} | {steps:,} | {size / 1e6:,.0f} MB | {took:.1f} s | {rates}"
-    print(f"| {cells} | {spent:.1f} s | {of_collector / 2**20:.0f} MB | {own / 2**20:.0f} MB |", flush=True)
+    own_s = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    cells = f"{form} | {steps:,} | {size / 1e6:,.0f} MB | {took:.1f} s | {size / took / 1e6:.0f}"
+    print(
+        f"| {cells} | {spent:.1f} s, {own_s:.1f} s | {of_collector / 2**20:.0f} MB | {own / 2**20:.0f} MB |", flush=True
+    )
     return of_collector, own
 
 

@@ -56,7 +56,7 @@ def test_the_command_line_needs_no_torch() -> None:
     assert "torch" not in roots_of(loaded)
 
 
-SHARED = {f"gradcanary.{name}" for name in ("wire", "remedies", "wording", "display", "display.verdict", "knowledge")}
+SHARED = {f"gradcanary.{name}" for name in ("wire", "remedies", "wording", "knowledge", "display", "display.verdict")}
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def add_command(commands: Commands) -> None:
     command.add_argument("--format", choices=FORMATS, default="csv", help=text)
     text = "this file, which appears when it is complete (default: standard output)"
     command.add_argument("--out", type=Path, metavar="FILE", help=text)
-    text = "default: absmax; may be given several times, and each parameter has a column for each"
-    command.add_argument("--stat", action="append", choices=wire.STATS, help=text)
+    text = f"{', '.join(wire.STATS)} (default: absmax); may be given several times, a column for each"
+    command.add_argument("--stat", action="append", choices=wire.STATS, metavar="STAT", help=text)
     text = "only this parameter, by name or number; may be given several times"
     command.add_argument("--layer", action="append", metavar="LAYER", help=text)
     command.add_argument("--match", metavar="REGEX", help="only parameters in whose name this is found")

@@ -6,6 +6,7 @@ here is nothing but the standard library, and nothing that could be of another v
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from gradcanary.export.collector import CollectorClient
 
 Json = Mapping[str, Any]
+
+ANSWER_S = 120.0
+"""For the answer of a tool: those about a run of 20,000 parameters take some seconds."""
 
 REQUESTS = 4
 """Under way at once: one that takes long does not hold up the others."""
@@ -75,7 +79,7 @@ class Bridge:
     def _answer(self, message: Json) -> None:
         number = message.get("id")
         try:
-            answer = self._client.ask_mcp(message, self._headers(message))
+            answer = self._ask(message)
         except CollectorError as error:
             answer = _error(number, INTERNAL_ERROR, str(error))
         except Exception as error:  # noqa: BLE001 -- an assistant that gets no answer waits for ever
@@ -84,6 +88,15 @@ class Bridge:
             self._version = answer["result"].get("protocolVersion")
         if number is not None:
             self._write(answer)
+
+    def _ask(self, message: Json) -> Any:  # noqa: ANN401 -- JSON
+        """Return the collector's answer, None if it has none; raises CollectorError."""
+        answer = self._client.post("/mcp", message, self._headers(message), ANSWER_S)
+        with contextlib.suppress(ValueError, TypeError):
+            found = json.loads(answer.body)
+            if "jsonrpc" in found:  # also an error of the protocol
+                return found
+        return self._client.read(answer)
 
     def _headers(self, message: Json) -> dict[str, str]:
         """Return the headers in which HTTP repeats what is in the message."""
