@@ -159,7 +159,7 @@ class SickRun(TypedDict):
     state: str
     step: int | None
     last_seen: str
-    verdict: str
+    verdict: Annotated[str, Field(description="the sentence at the head of the run's page")]
     parameters: int
     firing: Annotated[dict[str, int], Field(description="parameters that fire, by rule")]
     below_threshold: Annotated[int, Field(description="parameters with an absmax under `threshold`")]

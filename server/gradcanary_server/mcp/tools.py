@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from gradcanary import knowledge, wire
+from gradcanary.display.verdict import verdict
 from gradcanary_server.api.charts import ANY_NONFINITE, EXACT_ZERO, FROZEN, NO_DATA, WITHOUT_GRADIENT
 from gradcanary_server.mcp import answers
 from gradcanary_server.mcp.own_api import Api, ApiError
@@ -154,7 +155,7 @@ def why_is_run_sick(api: Api, run: Run) -> answers.SickRun:
         "state": about["state"],
         "step": about["step"],
         "last_seen": about["last_seen"],
-        "verdict": answers.cut(about["headline"]) or "No incident is open, and the run did not end on one.",
+        "verdict": answers.cut(verdict(about).text),
         "parameters": about["layers"],
         "firing": about["firing"],
         "below_threshold": about["below_threshold"],

@@ -96,7 +96,7 @@ def test_why_a_run_is_sick_is_what_the_api_says(runs, read, tokens):
 
 def test_a_run_without_an_incident_is_not_called_healthy(read):
     found = read("why_is_run_sick", run="well")
-    assert found["verdict"] == "No incident is open, and the run did not end on one."
+    assert found["verdict"] == "No open incident in 24 parameters"
     assert (found["incidents"], found["firing"], found["state"], found["step"]) == ([], {}, "live", 159)
 
 
