@@ -21,6 +21,7 @@ from gradcanary.cli import (
     explain,
     export,
     incidents,
+    mcp,
     run,
     runs,
     sanity,
@@ -111,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     endpoints.add_commands(commands)
     runs.add_commands(commands)
     export.add_command(commands)
+    mcp.add_command(commands)
     serve.add_backup_and_migrate(commands)
     serve.add_test_rules(commands)
     serve.add_whatif(commands)

@@ -13,8 +13,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
-from gradcanary.cli import console, explain
+from gradcanary.cli import console
 from gradcanary.export.collector import CollectorError, user_name
+from gradcanary.knowledge import page_of
 from gradcanary.wording import number
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def incident_text(incident: Json) -> str:
         *(f"  - {text}" for text in parts["evidence"][1:]),  # why begins with the first
         *_frame_lines(incident.get("crash")),
         *_more_lines(parts["more"].removesuffix(fix["code"]).strip()),
-        *([f"About this: gradcanary explain {incident['rule']}"] if explain.has_page(incident["rule"]) else []),
+        *([f"About this: gradcanary explain {incident['rule']}"] if page_of(incident["rule"]) else []),
         *_layer_lines([each for each in incident["layers"] if each["layer"] is not None or each.get("metric")]),
         *_delivery_lines(incident["deliveries"]),
         "",

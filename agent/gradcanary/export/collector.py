@@ -18,6 +18,7 @@ import io
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
     from gradcanary.export.transport import Answer
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 BLOCK_BYTES = 2**18
 """Bytes of a block of an answer, at most."""
@@ -88,7 +91,17 @@ class CollectorClient:
         Raises CollectorError.
         """
         with self._exchange(method, path, body, query) as response:
-            answer = self._read(response)
+            answer = _received(response)
+        return self.read(answer)
+
+    def post(self, path: str, message: object, headers: Mapping[str, str], timeout_s: float) -> Answer:
+        """Return the answer, also a refusal, to a message for a path beside the API; raises CollectorError."""
+        with self._exchange("POST", path, message, {}, timeout_s, headers, root="") as response:
+            return _received(response)
+
+    def read(self, answer: Answer) -> Any:  # noqa: ANN401 -- JSON
+        """Return the JSON of an answer, None if it has no body; raises CollectorError."""
+        self._check(answer)
         with contextlib.suppress(ValueError):  # another program listens there
             return json.loads(answer.body) if answer.body else None
         raise CollectorError(f"{self.url} answered {answer.status} and no JSON of a collector")
@@ -97,7 +110,7 @@ class CollectorClient:
         """Yield the lines of an answer as they come; raises CollectorError."""
         with self._exchange("GET", path, None, query) as response:
             if response.status >= 300:
-                self._read(response)
+                self._check(_received(response))
             yield from io.TextIOWrapper(response, "utf-8", newline="")
 
     def blocks(self, path: str, **query: Value) -> Generator[bytes]:
@@ -109,7 +122,7 @@ class CollectorClient:
 
         with self._exchange("GET", path, None, query, STREAM_TIMEOUT_S) as response:
             if response.status >= 300:
-                self._read(response)
+                self._check(_received(response))
             try:
                 while block := response.read1(BLOCK_BYTES):
                     yield block
@@ -139,11 +152,8 @@ class CollectorClient:
         remedy = "install the same version in both places"
         return f"The collector at {self.url} has gradcanary {there}, here is {__version__}: {remedy}."
 
-    def _read(self, response: HTTPResponse) -> Answer:
-        """Return an answer; raises CollectorError if it is a refusal or a failure."""
-        from gradcanary.export.transport import Answer
-
-        answer = Answer(response.status, response.read(), None)
+    def _check(self, answer: Answer) -> None:
+        """Raise CollectorError if an answer is a refusal or a failure."""
         if answer.status in (401, 403) and answer.message:
             hint = TOKEN.format(token=self._spelled.format("token"))
             raise AccessError(f"{answer.message} {hint}", is_refusal=True)
@@ -155,7 +165,6 @@ class CollectorClient:
         if answer.status >= 300:
             why = answer.message or "and no JSON of a collector"
             raise CollectorError(f"{self.url} answered {answer.status} {why}")
-        return answer
 
     @functools.cached_property
     def _trusted(self) -> ssl.SSLContext | None:
@@ -163,7 +172,14 @@ class CollectorClient:
 
     @contextlib.contextmanager
     def _exchange(
-        self, method: str, path: str, body: object, query: Mapping[str, Value], timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, Value],
+        timeout_s: float | None = None,
+        given_headers: Mapping[str, str] = NO_HEADERS,
+        root: str = "/api/v1",
     ) -> Iterator[HTTPResponse]:
         """Send a request and open its answer; raises UnreachableError, also where the block reads the answer.
 
@@ -174,11 +190,11 @@ class CollectorClient:
         from gradcanary.export.transport import Connection
 
         parts = urlsplit(self.url)
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **given_headers}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
         given = urlencode({name: value for name, value in query.items() if value is not None}, doseq=True)
-        target = f"{parts.path.rstrip('/')}/api/v1{path}" + (f"?{given}" if given else "")
+        target = f"{parts.path.rstrip('/')}{root}{path}" + (f"?{given}" if given else "")
         content = None if body is None else json.dumps(body).encode()
         try:
             with contextlib.closing(Connection(parts.hostname or "", parts.port, self._trusted)) as connection:
@@ -191,6 +207,12 @@ class CollectorClient:
                 f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
                 f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
             ) from error
+
+
+def _received(response: HTTPResponse) -> Answer:
+    from gradcanary.export.transport import Answer
+
+    return Answer(response.status, response.read(), None)
 
 
 def tls_context(url: str) -> ssl.SSLContext | None:

@@ -10,7 +10,7 @@ AGENT = Path(__file__).parents[3] / "agent" / "gradcanary"
 
 LEVELS = (
     "wire wording redaction remedies remedy_texts settings identity crash guard facts notices terminal environment",
-    "check display",
+    "check display knowledge",
     "model",
     "hooks",
     "stats",
