@@ -3,8 +3,9 @@
 import base64
 import io
 import json
+import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -103,3 +104,11 @@ def test_titles_are_unique(titles: list[str]) -> None:
     found = unique_titles(titles)
     assert len({*found, *export.OWN_COLUMNS}) == len(titles) + len(export.OWN_COLUMNS)
     assert all(made.startswith(title) for made, title in zip(found, titles, strict=True))
+
+
+def test_a_missing_package_is_named(
+    typed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    status, said, error = typed("export", "run", "--format", "parquet", "--url", "http://127.0.0.1:1")
+    assert (status, said, "pip install pyarrow" in error) == (2, "", True)
