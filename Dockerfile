@@ -10,7 +10,7 @@ COPY migrations migrations
 COPY docs/knowledge docs/knowledge
 # No torch: that is the trainings'. No pip in what is shipped.
 RUN python -m venv --without-pip /opt/gradcanary \
- && pip --python /opt/gradcanary/bin/python install --no-cache-dir '.[server,dashboard,postgres,notify]'
+ && pip --python /opt/gradcanary/bin/python install --no-cache-dir '.[server,dashboard,postgres,notify,mcp]'
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin gradcanary \

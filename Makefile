@@ -1,5 +1,5 @@
 # Each target does its own set-up in .venv, benchmarks in .venv-benchmarks; nothing is installed outside them but, where it
-# may, Debian's Chromium and gdb.
+# may, Debian's Chromium, gdb and systemd.
 PYTHON ?= python3
 # Installed first: a plain "torch" brings gigabytes of CUDA on Linux. Another build: make test TORCH='torch==2.13.0+cpu'
 TORCH ?= torch==2.13.0
@@ -26,7 +26,7 @@ test: $(VENV)/.browser
 	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) -m '$(QUICK)' $(ARGS)
 
 # All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages.
-test-all: $(VENV)/.browser
+test-all: $(VENV)/.browser $(VENV)/.deploy
 	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) $(ARGS)
 
 # No part of "test-all": it fails where there is no GPU.
@@ -91,6 +91,11 @@ $(VENV)/.development: $(VENV)/.product
 $(VENV)/.browser: $(VENV)/.development tests/support/browser/ensure_chromium.sh tests/support/agent/ensure_gdb.sh
 	@tests/support/browser/ensure_chromium.sh $(BIN)/playwright
 	@tests/support/agent/ensure_gdb.sh
+	touch $@
+
+# Unpacked into .venv/deploy, not installed: Prometheus and Alertmanager would start.
+$(VENV)/.deploy: $(VENV)/.python tests/support/deploy/ensure_tools.sh
+	@tests/support/deploy/ensure_tools.sh $(VENV)/deploy
 	touch $@
 
 $(VENV)-benchmarks/.benchmarks: pyproject.toml tests/support/browser/ensure_chromium.sh

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from gradcanary.api import Alert, Watch, step, watch
 
 if TYPE_CHECKING:
+    from gradcanary import integrations
+    from gradcanary.client import Client
     from gradcanary.fp32_copies import fp32_masters
     from gradcanary.fp32_sums import fp32_accumulators
     from gradcanary.training_config import TrainingConfig, create_stable_optimizer, setup_training
@@ -21,28 +23,33 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alert",
+    "Client",
     "TrainingConfig",
     "Watch",
     "__version__",
     "create_stable_optimizer",
     "fp32_accumulators",
     "fp32_masters",
+    "integrations",
     "setup_training",
     "step",
     "watch",
 ]
 
 _LATER = {
+    "Client": "client",
     "fp32_accumulators": "fp32_sums",
     "fp32_masters": "fp32_copies",
     "TrainingConfig": "training_config",
     "create_stable_optimizer": "training_config",
     "setup_training": "training_config",
 }
-"""Names that are imported when they are used, and their modules: some import torch."""
+"""Names that are imported when they are used, and their modules: a training needs no client, and some import torch."""
 
 
 def __getattr__(name: str) -> object:
+    if name == "integrations":
+        return import_module("gradcanary.integrations")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"gradcanary.{_LATER[name]}"), name)

@@ -54,23 +54,26 @@ def watch(
     crash_message: bool = True,
     environment: bool = True,
     metrics: Mapping[str, Mapping[str, object]] | None = None,
+    stop_on: Literal["warning", "critical"] | None = None,
     on_alert: Callable[[Alert], None] | None = None,
 ) -> Watch:
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``metrics`` can also be given as ``GRADCANARY_<NAME>``; arguments
+    before they exist. Settings from ``run`` to ``stop_on`` can also be given as ``GRADCANARY_<NAME>``; arguments
     come first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto". That is 1 for the first 1,000
     steps of a launch, then as wide as the ``budget`` requires, a share of the step time. ``include`` and ``exclude``
     are regular expressions over layer names. A layer below ``absmax_below`` or ``norm_below`` alerts at once;
     ``collapse_below`` is the level under which rule ``collapse`` looks for a fall, in the place of the collector's, and
     alerts by the rule's evidence only. ``step`` is the number of the next step of a resumed job. ``crash_message`` is
     False if the message of an exception that ends the training must not be sent; its type and its last frames are.
-    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job. ``metrics`` are
-    bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
-    ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``.
+    ``environment=False`` records no command, git commit, host, GPUs, versions and scheduler's job, and links no run of
+    W&B or MLflow. ``metrics`` are bounds of what :meth:`Watch.log` stores, for each set of tags by itself:
+    ``{"clip_score": {"below": 0.25, "falls_by": 0.2}}``. ``stop_on`` is the severity from which on an incident sets
+    :attr:`Watch.should_stop`; by itself nothing stops the loop.
 
-    A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
+    A second call for the same optimizer returns the first watch, unless it names another run; of its settings only
+    ``stop_on`` counts. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
     """
     check_watch(model, optimizer, on_alert)
@@ -90,10 +93,14 @@ def watch(
         crash_message=crash_message,
         environment=environment,
         metrics=metrics,
+        stop_on=stop_on,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)
-        return Watch(settings, model, optimizer, on_alert) if same is None else same
+        if same is None:
+            return Watch(settings, model, optimizer, on_alert)
+        same._stop_on(settings.stop_on)  # noqa: SLF001 -- the same module
+        return same
 
 
 def step() -> None:
@@ -151,6 +158,7 @@ class Watch:
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
         self._is_automatic = is_automatic
+        self.follows_all = model is None and optimizer is None and not is_automatic
         self._is_closed = False
         self._pid = os.getpid()
         self._unregister_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
@@ -169,6 +177,26 @@ class Watch:
         """The open incidents of the run, as of the collector's last answer."""
         sender = self._session.sender
         return () if sender is None else sender.incidents
+
+    @property
+    def should_stop(self) -> bool:
+        """True while an incident of severity ``stop_on`` or worse is open that began in this launch.
+
+        Incidents that are acknowledged or silenced do not count. It reads a variable, so each step may look at it. It
+        is False without ``stop_on``, and as long as the collector is down. Ranks see it at different steps: with
+        several, that of rank 0 has to be passed to all before one of them stops.
+        """
+        return self._session.stop_rule.is_on
+
+    @property
+    def stop_on(self) -> str | None:
+        """The least severity of an incident that sets :attr:`should_stop`."""
+        return self._session.stop_rule.stop_on
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The incident that sets :attr:`should_stop`, or was the last to set it, and what to do first."""
+        return self._session.stop_rule.reason
 
     def log(
         self,
@@ -219,6 +247,19 @@ class Watch:
         """Measure nothing until the next step, as for an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.pause()
 
+    def show(self, height: int = 720) -> None:
+        """Show the live page of the run in a notebook, so many pixels high; in a terminal print its address.
+
+        The browser has to reach the collector at ``url``, and the collector to allow the frame: docs/operating.md,
+        Access. Never raises.
+        """
+        from gradcanary.display import live_page
+
+        try:
+            live_page.show(self.url, height)
+        except Exception as error:  # noqa: BLE001 -- a closed stdout is no reason to stop a training
+            self._session.guard.print_once("show() failed ({error}); the page is {url}", error=error, url=self.url)
+
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
         """End the watch: send the rest, for ``timeout_s`` at most, and leave no hook and no thread.
 
@@ -250,6 +291,11 @@ class Watch:
             "watch() without arguments follows all optimizers of a process"
         )
         self.close()
+
+    def _stop_on(self, severity: str | None) -> None:
+        """Take over the ``stop_on`` of another ``watch()`` that means this one."""
+        if severity is not None:
+            self._session.stop_rule.stop_on = severity
 
     def _end_unstepped(self) -> None:
         """At the exit of the process: report that no step came, unless one did or an error ended the script."""

@@ -46,13 +46,13 @@ def read_environment(environ: Mapping[str, str], gpus: Iterable[str] = ()) -> wi
     """Return the environment of this process; ``gpus`` are the names of those that it trains on."""
     commit, is_dirty = _git()
     return wire.Environment(
-        command=_printable(redacted_command(sys.orig_argv), MAX_COMMAND),
+        command=printable(redacted_command(sys.orig_argv), MAX_COMMAND),
         git_commit=commit,
         git_dirty=is_dirty,
-        host=_printable(platform.node()),
-        gpus=tuple(map(_printable, gpus))[:MAX_GPUS],
+        host=printable(platform.node()),
+        gpus=tuple(map(printable, gpus))[:MAX_GPUS],
         versions=tuple(_versions()),
-        job=tuple((name, _printable(environ[name])) for name in JOB if environ.get(name)),
+        job=tuple((name, printable(environ[name])) for name in JOB if environ.get(name)),
     )
 
 
@@ -60,10 +60,10 @@ def redacted_command(arguments: Sequence[str]) -> str:
     """Return a command line for a shell, with ``***`` for each secret, and for a program that is an argument."""
     shown: list[str] = []
     hides_next, is_of_python = False, True
-    for argument in (_printable(each, MOST_READ) for each in arguments[:MAX_COMMAND]):
+    for argument in (printable(each, MOST_READ) for each in arguments[:MAX_COMMAND]):
         is_option = argument.startswith("-")
         word = HIDDEN if hides_next and not is_option else hide_secrets(argument, _PAIR)
-        shown.append(_printable(word, MAX_ARGUMENT))
+        shown.append(printable(word, MAX_ARGUMENT))
         hides_next = is_option and (_NAME.fullmatch(argument) is not None or (is_of_python and argument == "-c"))
         is_of_python = is_of_python and (is_option or len(shown) == 1)
     return " ".join(word if word == HIDDEN else shlex.quote(word) for word in shown)
@@ -95,9 +95,10 @@ def _versions() -> Iterable[tuple[str, str]]:
     found: dict[str, object] = {"python": platform.python_version()}
     found |= {name: getattr(modules.get(name), "__version__", None) for name in ("gradcanary", "torch", *PACKAGES)}
     found["cuda"] = getattr(getattr(modules.get("torch"), "version", None), "cuda", None)
-    return [(name, _printable(version)) for name, version in found.items() if isinstance(version, str)]
+    return [(name, printable(version)) for name, version in found.items() if isinstance(version, str)]
 
 
-def _printable(text: str, longest: int = MAX_VALUE) -> str:
+def printable(text: str, longest: int = MAX_VALUE) -> str:
+    """Return a text in one line of printable characters, shortened to ``longest``."""
     text = UNPRINTABLE.sub(" ", text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

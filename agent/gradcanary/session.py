@@ -14,10 +14,12 @@ from gradcanary.export import spool
 from gradcanary.export.device_copy import DRAIN_S, Transfers
 from gradcanary.export.hello import SessionHello
 from gradcanary.export.sender import Sender
+from gradcanary.export.stop_rule import StopRule
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_capturing
+from gradcanary.integrations.links import Links
 from gradcanary.model.distributed import replicated_value
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import unwrapped
@@ -41,6 +43,7 @@ class Session:
     ) -> None:
         self.guard = Guard()
         self.sender: Sender | None = None
+        self.stop_rule = StopRule(settings.stop_on)
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
         self._is_on, self.is_flushed = True, False
@@ -51,6 +54,8 @@ class Session:
         self.recorder = Recorder(settings, self.guard, put=self._put)
         poll, prepare = self._transfers.poll, self._transfers.prepare
         self._hooks = Hooks(self.recorder, settings, self.guard, poll=poll, prepare=prepare)
+        self._links = Links(f"{settings.url}/runs/{run}", self.guard, links=settings.environment)
+        self._look_for_trackers = self.guard.wrap("looking for other trackers", self._links.look)
 
     def attach(
         self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool, is_late: bool = False
@@ -84,7 +89,7 @@ class Session:
 
     def _begin_to_send(self) -> None:
         session, url = identity.session_id(), self._settings.url
-        hello = SessionHello(self._begin(), self.recorder)
+        hello = SessionHello(self._begin(), self.recorder, self._links.find)
         transport = Transport(url, self._settings.token, self._run, session)
         print_summary = None if self.recorder.is_late else self._print_summary
 
@@ -92,7 +97,15 @@ class Session:
             return spool.Spool.create(spool.default_folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.recorder, self._queue, hello, transport, make_spool, self.guard, self._on_alert, print_summary
+            self.recorder,
+            self._queue,
+            hello,
+            transport,
+            make_spool,
+            self.guard,
+            self._on_alert,
+            print_summary,
+            self.stop_rule,
         )
 
     def _print_summary(self) -> bool:
@@ -191,6 +204,7 @@ class Session:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
             self._print_incidents(end)
+            self._links.wait(timeout_s - (time.monotonic() - began))
         self.guard.print_caught()
 
     def _print_incidents(self, end: wire.End) -> None:
@@ -239,6 +253,8 @@ class Session:
             return  # a forked worker has no sender, nor has a watch that could not begin
         if self._hooks.before_next_pass is not None:
             return  # another thread has closed the session
+        if self.recorder.rank.rank == 0:
+            self._look_for_trackers()
         if record.layers is not self._layers:
             self._layers = record.layers
             self._queue.capacity = capacity_for(len(record.layers))

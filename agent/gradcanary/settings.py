@@ -32,13 +32,16 @@ MAX_TIMEOUT_S = 86_400
 
 INTERVALS = (1, 10, 100, 1000)
 
+STOPPING = ("warning", "critical")
+"""Severities that ``stop_on`` may be, in ascending order."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names;
     ``budget`` is the share of the time that "auto" keeps to; ``crash_message`` is False if the message of an exception
     must not be sent, ``environment`` if command, code and machine are not recorded; ``metrics`` are bounds of metrics
-    that are logged."""
+    that are logged; ``stop_on`` is the least severity of an incident that should stop the training, None for none."""
 
     url: str
     run: str | None
@@ -54,6 +57,7 @@ class Settings:
     environment: bool = True
     metrics: tuple[wire.MetricBound, ...] = ()
     collapse_below: float | None = None
+    stop_on: str | None = None
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
@@ -155,6 +159,12 @@ def _step(given: int | str) -> int:
     return int(given)
 
 
+def _severity(given: str) -> str:
+    if given not in STOPPING:
+        raise ValueError("it must be 'warning' or 'critical'")
+    return given
+
+
 _BOUND_KEYS = ("below", "above", "falls_by", "rises_by")
 _METRICS = (
     f"it must name metrics with one of {', '.join(_BOUND_KEYS)} at least, and perhaps observations and severity: "
@@ -207,7 +217,7 @@ _BOUND_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "falls_by": (lambda value: _is_finite(value) and 0 < value <= 1, "a share of its own level above 0, at most 1"),
     "rises_by": (lambda value: _is_finite(value) and value > 0, "a share of its own level above 0"),
     "observations": (_is_count, f"a whole number from 1 to {wire.MAX_METRIC_OBSERVATIONS}"),
-    "severity": (lambda value: value in ("warning", "critical"), "'warning' or 'critical'"),
+    "severity": (lambda value: value in STOPPING, "'warning' or 'critical'"),
 }
 
 _DEFAULTS: dict[str, Any] = {
@@ -233,6 +243,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "crash_message": _flag,
     "environment": _flag,
     "metrics": _metrics,
+    "stop_on": _severity,
 }
 
 

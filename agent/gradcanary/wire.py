@@ -68,6 +68,9 @@ FROZEN_STEPS = 50
 MAX_NAME = 500
 """Characters in a layer name."""
 
+TRACKERS = ("wandb", "mlflow")
+"""Other trackers whose runs a session may name."""
+
 
 MAX_METRIC_OBSERVATIONS = 100
 """Values in a row of which a bound of a metric may ask for."""
@@ -109,6 +112,21 @@ class Fact(Request):
 
 
 @dataclass(frozen=True)
+class TrackerRun(Request):
+    """A run of another tracker that was active while a session sampled; ``tracker`` is one of TRACKERS.
+
+    ``url`` is its page, without secrets. ``store`` is what keeps a run without a page: the folder of a W&B run that is
+    offline, MLflow's tracking URI.
+    """
+
+    tracker: str
+    id: str
+    name: str
+    url: str | None
+    store: str | None
+
+
+@dataclass(frozen=True)
 class Environment(Request):
     """The program of a launch and its surroundings; None and empty where unknown. ``command`` has no secrets.
 
@@ -122,6 +140,7 @@ class Environment(Request):
     gpus: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
     job: tuple[tuple[str, str], ...]
+    trackers: tuple[TrackerRun, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,7 +305,11 @@ class End(Request):
 
 @dataclass(frozen=True)
 class Brief:
-    """An open incident, as the collector reports it to the agent."""
+    """An open incident, as the collector reports it to the agent.
+
+    ``silenced`` is True if silences cover all its firing members, or the worst of them. ``reopened`` counts how often
+    it was over and came back. ``do_first`` is one line. An older collector sends none of the last four.
+    """
 
     id: int
     rule: str
@@ -296,6 +319,10 @@ class Brief:
     layers: int
     summary: str
     url: str
+    acknowledged: bool = False
+    silenced: bool = False
+    reopened: int = 0
+    do_first: str = ""
 
 
 @dataclass(frozen=True)
@@ -365,7 +392,9 @@ def _reply(body: Mapping[str, Any]) -> Reply:
 def _brief(body: Mapping[str, Any]) -> Brief:
     numbers = {key: int(body[key]) for key in ("id", "opened_step", "layers")}
     texts = {key: str(body[key]) for key in ("rule", "severity", "state", "summary", "url")}
-    return Brief(**numbers, **texts)  # type: ignore[arg-type]  # each key is of its kind
+    newer = {"acknowledged": bool, "silenced": bool, "reopened": int, "do_first": str}
+    known = {key: kind(body[key]) for key, kind in newer.items() if key in body}
+    return Brief(**numbers, **texts, **known)  # type: ignore[arg-type]  # each key is of its kind
 
 
 def layer_set_id(layers: Iterable[Layer]) -> str:

@@ -53,6 +53,11 @@ def agree(items: int, verb: tuple[str, str]) -> str:
     return verb[0] if items == 1 else verb[1]
 
 
+def low(layers: int, before: str = "") -> str:
+    """Return ``small, but not falling: 3``; empty for 0."""
+    return f"{before}small, but not falling: {layers:,}" if layers else ""
+
+
 def shared_ends(names: Iterable[str]) -> tuple[str, str]:
     """Return the beginning and the end that all names of a model share, in whole parts: ``("model.", ".weight")``.
 

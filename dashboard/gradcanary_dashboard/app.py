@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 
 from dash import Dash
 from fastapi import FastAPI
@@ -24,16 +25,18 @@ def mount(
     public_url: str | None = None,
     signs_in: bool = False,
     trusted: ssl.SSLContext | None = None,
+    framed_by: Sequence[str] = (),
 ) -> Dash:
     """Mount the pages on a collector's server at ``/``; they read from ``collector_url`` with the reader's credentials.
 
     ``public_url`` is the address for people, ``signs_in`` is True if they need a token, ``trusted`` are the trusted
-    certificates of TLS.
+    certificates of TLS, ``framed_by`` are the origins whose pages may show them in a frame.
     """
-    return _mount(server, Collector(collector_url, as_reader=signs_in, public_url=public_url, trusted=trusted))
+    collector = Collector(collector_url, as_reader=signs_in, public_url=public_url, trusted=trusted)
+    return _mount(server, collector, framed_by)
 
 
-def _mount(server: FastAPI, collector: Collector) -> Dash:
+def _mount(server: FastAPI, collector: Collector, framed_by: Sequence[str] = ()) -> Dash:
     assets.register(server)
     refresh.register(server, collector)
     figures.register(server, collector)
@@ -61,7 +64,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
     of_dash = [each for each in server.user_middleware if each not in others]
     documents = Middleware(
         Documents,
-        policy=shell.policy(app),
+        policy=shell.policy(app, framed_by),
         is_page=registry.is_page,
         read_whole=(trial.PATH, refresh.PATH),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from hashlib import sha256
 
 from dash import Dash, dcc, html
@@ -23,6 +24,7 @@ INDEX = """<!DOCTYPE html>
 <link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
 <script>
 try {
+  if (window.top !== window) document.documentElement.dataset.framed = "";
   const theme = localStorage.getItem("gradcanary-theme");
   if (theme) document.documentElement.dataset.theme = theme;
   document.documentElement.dataset.hides = localStorage.getItem("gradcanary-columns") || "";
@@ -70,17 +72,23 @@ KEYS = (
 )
 """The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""
 
+NOBODY = "'none'"
+
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
-def policy(app: Dash) -> str:
-    """Return what the document may load, as a Content-Security-Policy: scripts of ours and the inline ones by hash."""
+def policy(app: Dash, framed_by: Sequence[str] = ()) -> str:
+    """Return what the document may load, as a Content-Security-Policy: scripts of ours and the inline ones by hash.
+
+    ``framed_by`` are the origins of pages that may show it in a frame, where it changes nothing.
+    """
     # Plotly writes the style of each of its elements as an attribute, and makes a picture of a figure by way of a blob.
     own = [base64.b64encode(sha256(each.encode()).digest()).decode() for each in _SCRIPT.findall(INDEX)]
     scripts = " ".join(["'self'", *app.csp_hashes(), *(f"'sha256-{each}'" for each in own)])
     return (
         f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        f"frame-ancestors {' '.join(framed_by) or NOBODY}"
     )
 
 

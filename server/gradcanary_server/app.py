@@ -11,6 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Route
 
 from gradcanary_server import background, caches, telemetry
 from gradcanary_server.api import (
@@ -34,6 +35,7 @@ from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.watchdog import Watchdog
 from gradcanary_server.ingest.admission import IngestPriority
 from gradcanary_server.ingest.service import Ingest
+from gradcanary_server.mcp import endpoint as mcp_endpoint
 from gradcanary_server.notify import configured_endpoints
 from gradcanary_server.notify.dispatcher import Dispatcher
 from gradcanary_server.notify.egress import EgressPolicy
@@ -89,9 +91,12 @@ def create_app(settings: Settings, board: WorkerBoard | None = None) -> FastAPI:
     errors.install(app)
     for routes in ROUTES:
         app.include_router(routes.router)
+    app.state.mcp = mcp_endpoint.McpEndpoint()
+    app.router.routes.append(Route(mcp_endpoint.PATH, app.state.mcp, methods=["POST"], include_in_schema=False))
     app.state.served = tuple(app.router.routes)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
-    app.add_api_route("/api/{rest:path}", unknown_path, methods=list(errors.METHODS), include_in_schema=False)
+    for path in ("/api/{rest:path}", mcp_endpoint.PATH):
+        app.add_api_route(path, unknown_path, methods=list(errors.METHODS), include_in_schema=False)
     return app
 
 
@@ -147,6 +152,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         finally:
             if reports is not None:
                 reports.cancel()
+            await app.state.mcp.close()
             await services.backtests.stop()
             await run_in_threadpool(background.stop_all, services.loops, STOP_S)
             await run_in_threadpool(app.state.ingest_threads.shutdown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,12 @@ NETWORKS = "networks with commas, 10.0.0.0/8 for example"
 PROXIES = "addresses and networks, such as 10.0.0.7,10.1.0.0/24"
 
 
+LOOPBACK_ORIGINS = ("http://localhost:*", "http://127.0.0.1:*")
+"""As sources of a Content-Security-Policy, which has no IPv6 address; those of TLS are among them."""
+
+_ORIGIN = re.compile(r"https?://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?", re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class Certificate:
     """The PEM files for TLS: the certificate with its chain, and its key."""
@@ -39,7 +46,8 @@ class Certificate:
 class Settings:
     """Data, rules, endpoints and access of a collector; ``db`` is an SQLAlchemy URL.
 
-    ``cache_mb`` is of one of its ``workers``.
+    ``embed_in`` are the origins whose pages may show those of the collector in a frame. ``cache_mb`` is of one of its
+    ``workers``.
     """
 
     data: Path
@@ -51,6 +59,7 @@ class Settings:
     notify: tuple[str, ...] = field(default=(), repr=False)
     public_url: str = DEFAULT_PUBLIC_URL
     hosts: tuple[str, ...] = ()
+    embed_in: tuple[str, ...] = ()
     raw_days: float | None = None
     log: str = "text"
     auth: bool = False
@@ -58,6 +67,11 @@ class Settings:
     tls: Certificate | None = None
     cache_mb: int = caches.DEFAULT_MB
     workers: int = 1
+
+    @property
+    def framed_by(self) -> tuple[str, ...]:
+        """The origins whose pages may show ours; without tokens also those of this machine."""
+        return self.embed_in if self.auth else (*LOOPBACK_ORIGINS, *self.embed_in)
 
     @classmethod
     def from_env(
@@ -93,6 +107,7 @@ class Settings:
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
             log=_log(environ.get("GRADCANARY_LOG")),
             hosts=_items(environ.get("GRADCANARY_HOSTS")),
+            embed_in=_origins(environ.get("GRADCANARY_EMBED_IN")),
             auth=_auth(environ.get("GRADCANARY_AUTH"), asked=auth, needed=reached_by_others),
             proxies=tuple(map(str, _networks(environ, "GRADCANARY_PROXIES", PROXIES))),
             tls=_certificate(tls_cert, tls_key),
@@ -175,6 +190,17 @@ def _public_url(given: str) -> str:
     if not is_address or parts.path or parts.query or parts.fragment or parts.username or not given.isprintable():
         raise SettingsError(f"GRADCANARY_PUBLIC_URL={given!r} must be scheme, host and port: https://HOST[:PORT].")
     return given.rstrip("/")
+
+
+def _origins(given: str | None) -> tuple[str, ...]:
+    origins = tuple(item.rstrip("/") for item in _items(given))
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"GRADCANARY_EMBED_IN={given!r} must be origins with commas, https://jupyter.example:8888 for example; "
+                f"{origin!r} is none."
+            )
+    return origins
 
 
 def _certificate(chain: Path | None, key: Path | None) -> Certificate | None:

@@ -7,6 +7,7 @@ where they are the subject: the command line, the launchers, the demo, the pages
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -138,9 +139,14 @@ def _start(preloaded: tuple[str, ...]) -> None:
         folder = tempfile.TemporaryDirectory(prefix="gradcanary-nurseries-")
         atexit.register(folder.cleanup)
         os.environ[SHARED] = folder.name
-    ours, theirs = os.pipe()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(_place(preloaded)))
+        try:
+            listener.bind(str(_place(preloaded)))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # another worker of the suite starts it just now
+                return
+            raise
+        ours, theirs = os.pipe()
         listener.listen(64)  # who asks before everything is imported waits
         fds = (listener.fileno(), ours)
         command = [sys.executable, __file__, *map(str, fds), *preloaded]

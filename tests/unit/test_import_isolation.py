@@ -36,9 +36,12 @@ def test_import_gradcanary_loads_the_standard_library_only() -> None:
     assert loaded - started_with - set(sys.stdlib_module_names) == {"gradcanary"}
 
 
-def test_wire_remedies_and_wording_need_no_torch() -> None:
+def test_what_the_collector_takes_from_the_agent_needs_no_torch() -> None:
     loaded = roots_of(
-        loaded_by("import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording; print(*sys.modules)")
+        loaded_by(
+            "import sys, gradcanary.wire, gradcanary.remedies, gradcanary.wording, gradcanary.knowledge\n"
+            "print(*sys.modules)"
+        )
     )
     assert "torch" not in loaded
     assert "pydantic" not in loaded
@@ -53,19 +56,22 @@ def test_the_command_line_needs_no_torch() -> None:
     assert "torch" not in roots_of(loaded)
 
 
+SHARED = {f"gradcanary.{name}" for name in ("wire", "remedies", "wording", "knowledge", "display", "display.verdict")}
+
+
 @pytest.mark.parametrize(
     ("package", "stranger"),
     [("gradcanary_server", "gradcanary_dashboard"), ("gradcanary_dashboard", "gradcanary_server")],
 )
-def test_server_and_dashboard_know_only_wire_remedies_and_wording(package: str, stranger: str) -> None:
-    assert imported_from_agent(package) <= {"gradcanary.wire", "gradcanary.remedies", "gradcanary.wording"}
+def test_server_and_dashboard_know_only_what_all_share(package: str, stranger: str) -> None:
+    assert imported_from_agent(package) <= SHARED
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 
 
-def test_a_collector_on_sqlite_needs_no_psycopg() -> None:
+def test_a_collector_on_sqlite_loads_no_psycopg_and_no_mcp_at_its_start() -> None:
     loaded = roots_of(loaded_by("import sys, gradcanary_server.app; print(*sys.modules)"))
     assert "sqlalchemy" in loaded
-    assert "psycopg" not in loaded
+    assert not {"psycopg", "mcp"} & loaded
 
 
 ELSEWHERE = """

@@ -36,7 +36,6 @@ agent/facts                                   component/agent/test_training_loop
 agent/hooks/backward                          component/agent/hooks/test_parameter_hook.py
 agent/hooks/grad_scaler                       component/agent/tracking/test_optimizers.py
 agent/hooks/graphs                            component/agent/export/test_device_copy.py
-agent/lightning                               acceptance/trainings/test_lightning.py
 agent/model/declared_dtypes                   component/agent/export/test_reader.py
 agent/model/distributed                       acceptance/trainings/test_data_parallel.py
 agent/model/parameters                        component/agent/model/test_layers.py
@@ -56,6 +55,7 @@ agent/tracking/recorder                       component/agent/test_training_loop
 agent/tracking/step_clock                     component/agent/test_training_loops.py
 agent/tracking/tracker                        component/agent/test_training_loops.py
 agent/tracking/window                         component/agent/test_training_loops.py
+agent/training_watch                          acceptance/trainings/test_lightning.py
 dashboard/actions/endpoints                   acceptance/browser/test_settings.py
 dashboard/actions/incidents                   acceptance/browser/test_incidents.py
 dashboard/actions/run                         acceptance/browser/test_settings.py
@@ -111,7 +111,6 @@ server/api/errors                             acceptance/collector/test_wire_ans
 server/api/http                               acceptance/collector/test_wire_answers.py
 server/api/ingest                             acceptance/collector/test_wire_answers.py
 server/api/layer_table                        acceptance/collector/test_read_api.py
-server/api/measurements                       acceptance/collector/test_read_api.py
 server/api/middleware                         component/server/auth/test_gate.py
 server/api/models                             component/server/api/test_http_fuzz.py
 server/api/rules                              acceptance/collector/test_rules_command.py

@@ -12,7 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcanary import __version__
-from gradcanary.cli import attach, check, console, doctor, endpoints, explain, incidents, run, runs, sanity, serve
+from gradcanary.cli import (
+    attach,
+    check,
+    console,
+    doctor,
+    endpoints,
+    explain,
+    export,
+    incidents,
+    mcp,
+    run,
+    runs,
+    sanity,
+    serve,
+)
 from gradcanary.cli.console import UsageError
 from gradcanary.settings import Settings
 from gradcanary.training_config import FILE, TrainingConfig
@@ -97,6 +111,8 @@ def parser() -> argparse.ArgumentParser:
     incidents.add_commands(commands)
     endpoints.add_commands(commands)
     runs.add_commands(commands)
+    export.add_command(commands)
+    mcp.add_command(commands)
     serve.add_backup_and_migrate(commands)
     serve.add_test_rules(commands)
     serve.add_whatif(commands)

@@ -1,4 +1,4 @@
-"""What all commands share: their options and errors, the client of a collector, and printing.
+"""What all commands share: their options and errors, and printing.
 
 Whatever needs HTTP or TLS is imported by the function that uses it: ``gradcanary run`` starts a training.
 """
@@ -12,26 +12,18 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from typing import TYPE_CHECKING
 
 from gradcanary import terminal
+from gradcanary.export.collector import CollectorClient, CollectorError
 from gradcanary.settings import DEFAULT_URL, Settings
 
 if TYPE_CHECKING:
-    import ssl
-
-    from gradcanary.export.transport import Answer
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
 
 ROW_INDENT = "    "
 
 SEVERITIES = ("information", "warning", "critical")
-
-TOKEN = """\
-Give a token with --token or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
-collector runs."""  # noqa: S105 -- a sentence
 
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""
@@ -43,84 +35,8 @@ class UsageError(Exception):
     """The arguments of a command cannot work; the message names some that do."""
 
 
-class CollectorError(Exception):
-    """A request to the collector failed; ``is_refusal``: because of the arguments of the command.
-
-    ``field`` is the argument in the API, empty if the collector names none.
-    """
-
-    def __init__(self, message: str, *, is_refusal: bool = False, field: str = "") -> None:
-        super().__init__(message)
-        self.is_refusal, self.field = is_refusal, field
-
-
-class CollectorClient:
-    """The API of one collector: JSON in, JSON out, one connection per request."""
-
-    def __init__(self, url: str, token: str | None) -> None:
-        self.url = url
-        self._token = token
-
-    def request(self, method: str, path: str, body: object = None, **query: str | int | None) -> Any:  # noqa: ANN401 -- JSON
-        """Return the JSON of the answer, None if it has no body; raises CollectorError."""
-        import http.client
-
-        given = urlencode({name: value for name, value in query.items() if value is not None})
-        try:
-            answer = self._exchange(method, f"{path}?{given}" if given else path, body)
-        except (OSError, http.client.HTTPException) as error:
-            raise CollectorError(
-                f"the collector at {self.url} does not answer ({error or type(error).__name__}): "
-                "start it with 'gradcanary up', or give its address with --url or GRADCANARY_URL"
-            ) from error
-        if answer.status in (401, 403) and answer.message:
-            raise CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
-        if 400 <= answer.status < 500 and answer.message:
-            raise CollectorError(answer.message, is_refusal=True, field=answer.field)
-        try:
-            if answer.status < 300:
-                return json.loads(answer.body) if answer.body else None
-        except ValueError:
-            pass  # another program listens there
-        raise CollectorError(f"{self.url} answered {answer.status} {answer.message or 'and no JSON of a collector'}")
-
-    def pages(self, path: str, key: str, cursor: str, most: int, **query: str | None) -> tuple[list[Any], str | None]:
-        """Return the items under ``key`` of up to ``most`` pages, and the cursor of the next page if there is one."""
-        items: list[Any] = []
-        for _ in range(most):
-            page = self.request("GET", path, **query)
-            items += page[key]
-            query[cursor] = page["next"]
-            if query[cursor] is None:
-                break
-        return items, query[cursor]
-
-    def _exchange(self, method: str, path: str, body: object) -> Answer:
-        from gradcanary.export.transport import Answer, Connection
-
-        parts = urlsplit(self.url)
-        headers = {"content-type": "application/json"}
-        if self._token is not None:
-            headers["authorization"] = f"Bearer {self._token}"
-        connection = Connection(parts.hostname or "", parts.port, tls_context(self.url))
-        try:
-            content = None if body is None else json.dumps(body).encode()
-            connection.request(method, f"{parts.path.rstrip('/')}/api/v1{path}", content, headers)
-            response = connection.getresponse()
-            return Answer(response.status, response.read(), None)
-        finally:
-            connection.close()
-
-
 Command = Callable[[argparse.Namespace, CollectorClient], int | None]
 """A command that asks a collector; it returns the exit status, None for 0."""
-
-
-def tls_context(url: str) -> ssl.SSLContext | None:
-    """Return the TLS context for a collector, None for one without TLS; raises OSError on a wrong CA file."""
-    from gradcanary.export import transport
-
-    return transport.tls_context(os.environ) if urlsplit(url).scheme == "https" else None
 
 
 def add_command(

@@ -14,7 +14,8 @@ from gradcanary.cli import console
 from gradcanary.cli.console import SEVERITIES, to_minute
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Command, Commands
+    from gradcanary.cli.console import Command, Commands
+    from gradcanary.export.collector import CollectorClient
 
 Json = Mapping[str, Any]
 

@@ -1,70 +1,24 @@
 """``explain``: a page of docs/knowledge in the terminal, found by its name, by a rule, or by a code of ``check``.
 
-A page is read as it is, so there is one text of each. Its first line is the title, the first paragraph its summary,
-and the line ``Rules:`` says which rules of the collector lead to it. A code of ``check`` names its page itself.
+A code of ``check`` names its page itself.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
+from gradcanary.knowledge import FIX, Page, pages
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
     from gradcanary.cli.console import Commands
-
-PACKAGE = Path(__file__).parents[1]
-FOLDERS = (PACKAGE / "knowledge", PACKAGE.parents[1] / "docs" / "knowledge")
-"""Where a wheel has the pages, and where the repository has them; ``pyproject.toml`` copies one to the other."""
-
-_FIX = "What to do"
-_RULES = re.compile(r"^Rules: ([^.]*)\.", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page: its name, file, and text in Markdown."""
-
-    name: str
-    path: Path
-    text: str
-
-    @property
-    def title(self) -> str:
-        """Return the heading."""
-        return _plain(self.text.partition("\n")[0].removeprefix("# "))
-
-    @property
-    def summary(self) -> str:
-        """Return the first paragraph, in one line."""
-        return _plain(self.text.split("\n\n")[1])
-
-    @property
-    def fix(self) -> str:
-        """Return what to do, a line for each point."""
-        return _plain(self.text.partition(f"\n## {_FIX}\n\n")[2].partition("\n\n## ")[0])
-
-    @property
-    def rules(self) -> list[str]:
-        """Return the rules of the collector that lead here."""
-        found = _RULES.search(self.text)
-        return re.findall(r"`(\w+)`", found[1]) if found else []
-
-
-def pages() -> list[Page]:
-    """Return all pages by name; none where the files are missing."""
-    folder = next((each for each in FOLDERS if each.is_dir()), FOLDERS[0])
-    return [Page(path.stem, path, path.read_text("utf-8")) for path in sorted(folder.glob("[a-z]*.md"))]
 
 
 def names_of(found: Iterable[Page]) -> Mapping[str, list[str]]:
@@ -76,11 +30,6 @@ def names_of(found: Iterable[Page]) -> Mapping[str, list[str]]:
         page.name: list(dict.fromkeys([page.name, *page.rules, *(code for name, code in checks if name == page.name)]))
         for page in found
     }
-
-
-def has_page(rule: str) -> bool:
-    """Return whether a rule of the collector leads to a page."""
-    return any(rule in page.rules for page in pages())
 
 
 def add_command(commands: Commands) -> None:
@@ -118,16 +67,10 @@ def page_table(found: Iterable[Page], names: Mapping[str, Sequence[str]]) -> str
 def page_text(page: Page) -> str:
     """Return title, summary, what to do, and where the page is."""
     fix = [f"  {line}" for line in page.fix.splitlines()]
-    return "\n".join([page.title, "", page.summary, "", f"{_FIX}:", *fix, "", f"Page: {page.path} (or add --page)"])
+    return "\n".join([page.title, "", page.summary, "", f"{FIX}:", *fix, "", f"Page: {page.path} (or add --page)"])
 
 
 def _refusal(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3)
     near = f" Close to it: {', '.join(close)}." if close else ""
     return f"there is no page about {name!r}.{near} 'gradcanary explain' lists all"
-
-
-def _plain(text: str) -> str:
-    """Return Markdown as the terminal shows it: a line for each paragraph or point, no marks, no targets of links."""
-    unwrapped = re.sub(r"\n(?!- |\n)\s*", " ", text)
-    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", unwrapped).replace("`", "")

@@ -6,7 +6,6 @@ The commands come first, then the text that they print of the collector's JSON, 
 from __future__ import annotations
 
 import argparse
-import getpass
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,14 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
-from gradcanary.cli import console, explain
-from gradcanary.cli.console import CollectorError
+from gradcanary.cli import console
+from gradcanary.export.collector import CollectorError, user_name
+from gradcanary.knowledge import page_of
 from gradcanary.wording import number
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Commands
+    from gradcanary.cli.console import Commands
+    from gradcanary.export.collector import CollectorClient
 
 Json = Mapping[str, Any]
 
@@ -178,12 +179,10 @@ def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 
 def _author(arguments: argparse.Namespace) -> str:
-    if arguments.by is not None:
-        return str(arguments.by)
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError) as error:  # a container's user may have no name
-        raise ValueError("give your name with --by: this user has none") from error
+    name = user_name() if arguments.by is None else str(arguments.by)
+    if name is None:
+        raise ValueError("give your name with --by: this user has none")
+    return name
 
 
 def _end_of_span(text: str) -> str:
@@ -292,7 +291,7 @@ def incident_text(incident: Json) -> str:
         *(f"  - {text}" for text in parts["evidence"][1:]),  # why begins with the first
         *_frame_lines(incident.get("crash")),
         *_more_lines(parts["more"].removesuffix(fix["code"]).strip()),
-        *([f"About this: gradcanary explain {incident['rule']}"] if explain.has_page(incident["rule"]) else []),
+        *([f"About this: gradcanary explain {incident['rule']}"] if page_of(incident["rule"]) else []),
         *_layer_lines([each for each in incident["layers"] if each["layer"] is not None or each.get("metric")]),
         *_delivery_lines(incident["deliveries"]),
         "",

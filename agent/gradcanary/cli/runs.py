@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from gradcanary import terminal
 from gradcanary.cli import console
+from gradcanary.export.collector import run_path
 
 if TYPE_CHECKING:
-    from gradcanary.cli.console import CollectorClient, Command, Commands
+    from gradcanary.cli.console import Command, Commands
+    from gradcanary.export.collector import CollectorClient
 
 MOST_PAGES = 50
 """Of two hundred runs each, which is what one answer has."""
@@ -63,7 +64,7 @@ def _note(arguments: argparse.Namespace, client: CollectorClient) -> None:
 def _tag(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if not arguments.tags and not arguments.remove:
         raise ValueError("give tags to add, or one to remove with --remove")
-    tags = client.request("GET", _path(arguments.name))["tags"]
+    tags = client.request("GET", run_path(arguments.name))["tags"]
     kept = [tag for tag in dict.fromkeys([*tags, *arguments.tags]) if tag not in arguments.remove]
     _change(arguments, client, tags=kept)
 
@@ -79,16 +80,12 @@ def _rename(arguments: argparse.Namespace, client: CollectorClient) -> None:
 def _delete(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if not arguments.yes:
         raise ValueError(f"this deletes {arguments.name} and all its measurements: add --yes to confirm")
-    client.request("DELETE", _path(arguments.name))
+    client.request("DELETE", run_path(arguments.name))
     console.print_text(f"{arguments.name} is deleted; a training that still sends to it will stop sending.")
 
 
 def _change(arguments: argparse.Namespace, client: CollectorClient, **changes: object) -> None:
-    console.print_text(_run_line(client.request("PATCH", _path(arguments.name), changes)))
-
-
-def _path(name: str) -> str:
-    return f"/runs/{quote(name, safe='')}"
+    console.print_text(_run_line(client.request("PATCH", run_path(arguments.name), changes)))
 
 
 def _run_line(run: Any) -> str:  # noqa: ANN401 -- JSON

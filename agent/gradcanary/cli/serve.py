@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError, print_error
+from gradcanary.export import collector
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> None:
     from gradcanary_dashboard.app import mount
     from gradcanary_server.app import create_app, prepare_store
-    from gradcanary_server.ops.process import Listener, Server, configure_logging, print_start, trust_only
+    from gradcanary_server.ops.process import Listener, Server, announce_start, configure_logging, trust_only
     from gradcanary_server.ops.workers import Supervisor, WorkerBoard
     from gradcanary_server.settings import Settings as ServerSettings
 
@@ -244,7 +245,14 @@ def _serve(arguments: argparse.Namespace) -> None:
         def serve(board: WorkerBoard | None = None) -> None:
             app = create_app(settings, board)
             trusted = None if settings.tls is None else trust_only(settings.tls.chain)
-            mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+            mount(
+                app,
+                listener.own_url,
+                public_url=settings.public_url,
+                signs_in=settings.auth,
+                trusted=trusted,
+                framed_by=settings.framed_by,
+            )
             Server(app, listener.url, is_worker=board is not None).run([listener.socket])
 
         if settings.workers == 1:
@@ -259,7 +267,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             Supervisor(
                 board,
                 serve=lambda number: serve(replace(board, own=number)),
-                announce=lambda: print_start(settings, services.endpoint_lines, services.new_tokens, listener.url),
+                announce=lambda: announce_start(settings, services.endpoint_lines, services.new_tokens, listener.url),
             ).run()
 
 
@@ -273,7 +281,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise UsageError("gradcanary demo: --data is for the collector that the demo starts: leave out --data or --url")
     try:
         url = Settings.resolve(os.environ, spelled="--{}", url=arguments.url).url
-        tls = console.tls_context(url)
+        tls = collector.tls_context(url)
     except (ValueError, OSError) as error:
         raise UsageError(f"gradcanary demo: {error}") from error
     return demo.run_with_collector(url, tls, headless=arguments.headless)
@@ -336,7 +344,7 @@ def _test_rules(arguments: argparse.Namespace) -> int:
             else:
                 settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
                 given = (arguments.rules, arguments.name, settings.url, settings.token, console.print_text)
-                is_silent = rules_command.try_on_run(*given, console.tls_context(settings.url))
+                is_silent = rules_command.try_on_run(*given, collector.tls_context(settings.url))
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     return 0 if is_silent else 1
@@ -356,7 +364,7 @@ def _whatif(arguments: argparse.Namespace) -> int:
         given = (arguments.name, arguments.schedule, first, arguments.last, arguments.group, arguments.threshold)
         try:
             settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
-            trusted = console.tls_context(settings.url)
+            trusted = collector.tls_context(settings.url)
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary whatif: {error}") from error
         reply = whatif_command.ask(whatif_command.Question(*given), settings.url, settings.token, trusted)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -24,8 +25,13 @@ class SessionHello:
     What a session has sent once stays: ``rank_and_world`` is read before the first hello.
     """
 
-    def __init__(self, launch: str, recorder: Recorder) -> None:
+    def __init__(
+        self, launch: str, recorder: Recorder, find_trackers: Callable[[], tuple[wire.TrackerRun, ...]]
+    ) -> None:
+        """``find_trackers`` returns the runs of other trackers so far."""
         self.rank_and_world = (0, 1)
+        self._find_trackers = find_trackers
+        self._trackers: tuple[wire.TrackerRun, ...] = ()
         self._launch = launch
         self._facts: tuple[wire.Fact, ...] = ()
         self._settings, self._started = recorder.settings, time.time()
@@ -60,6 +66,7 @@ class SessionHello:
         ``measured`` are the layers of a batch that follows.
         """
         self._findings = facts.merged(self._findings, findings)
+        self._trackers = self._find_trackers()
         changes = recorder.group_settings.changes
         while changes:
             self.settings.add(changes.popleft())
@@ -98,7 +105,7 @@ class SessionHello:
             layer_sets=tuple(self._sets.values()),
             facts=facts.merged(self._facts, self._findings),
             started=self._started,
-            environment=self.environment,
+            environment=self.environment and replace(self.environment, trackers=self._trackers),
             settings=self.settings.entries,
             metrics=self._settings.metrics,
             collapse_below=self._settings.collapse_below,

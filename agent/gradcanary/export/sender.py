@@ -24,6 +24,7 @@ from gradcanary.export.delivery import Delivery
 from gradcanary.export.hello import INTERVAL_S, SessionHello
 from gradcanary.export.outbox import Creates, Outbox, RetryQueue
 from gradcanary.export.reader import Reader
+from gradcanary.export.stop_rule import StopRule
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.tracking.recorder import Recorder
@@ -74,6 +75,7 @@ class Sender:
         guard: Guard,
         on_alert: OnAlert | None,
         print_summary: Callable[[], bool] | None = None,
+        stop_rule: StopRule | None = None,
     ) -> None:
         """``create_spool`` makes the spool; ``print_summary`` returns False if the training is not known yet."""
         self.incidents: tuple[wire.Brief, ...] = ()
@@ -84,6 +86,7 @@ class Sender:
         self._recorder, self._queue, self._hello, self._transport = recorder, queue, hello, transport
         self._guard, self._on_alert, self._print_summary = guard, on_alert, print_summary
         self._alerted: dict[int, str] = {}
+        self._stop_rule = stop_rule or StopRule(None)
         self._end: wire.End | None = None
         self._deadline = self._keep_until = 0.0
         self._read_until = math.inf
@@ -348,6 +351,8 @@ class Sender:
 
     def _on_reply(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents
+        if self._end is None:  # the reply to the end has none, because that closes them
+            self._stop_rule.apply(reply.incidents)
         if reply.has_other_layers:
             self._recorder.rank.send_own_layers()
             self._recorder.add_fact(facts.OTHER_LAYERS)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, urlencode
 
-from gradcanary_dashboard.analysis.severity import SEVERITIES
+from gradcanary.display.verdict import SEVERITIES
 
 STATES = {"": "every state", "open": "open", "over": "resolved or ended", "resolved": "resolved", "ended": "ended"}
 OF_API = {"over": ("resolved", "ended"), **{state: (state,) for state in ("open", "resolved", "ended")}}

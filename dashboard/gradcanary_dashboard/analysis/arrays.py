@@ -11,14 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gradcanary.display import colours
+
 PLOTLY_DTYPES = {"float64": "f8", "float32": "f4", "int32": "i4", "int16": "i2", "uint8": "u1"}
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-NO_DATA = -32768
-ZERO = -32767
-NO_GRADIENT = -32766
-NOT_TRAINABLE = -32765
-NONFINITE = 32767
+NO_DATA, ZERO, NO_GRADIENT = colours.NO_DATA, colours.ZERO, colours.NO_GRADIENT
+NOT_TRAINABLE, NONFINITE = colours.NOT_TRAINABLE, colours.NONFINITE
 """Sentinels of the API's cells; everything between is round(1000 * log10 x)."""
 
 

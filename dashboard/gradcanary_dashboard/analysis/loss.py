@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradcanary.display.verdict import worst_standing
 from gradcanary_dashboard.analysis.arrays import Floats, decode
-from gradcanary_dashboard.analysis.verdict import worst_standing
 from gradcanary_dashboard.text import numbers
 
 RULES_WITH_LOSS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from gradcanary.display.verdict import METRIC, SEVERITIES
 from gradcanary_dashboard.analysis import launches
 from gradcanary_dashboard.analysis.arrays import decode
 from gradcanary_dashboard.analysis.launches import Steps
-from gradcanary_dashboard.analysis.severity import SEVERITIES
 from gradcanary_dashboard.text import numbers
 
 AROUND = 100
@@ -37,9 +37,6 @@ _STATS = {
 
 _MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
 """Rules whose worst parameter has the largest value; of the others it has the smallest."""
-
-METRIC = "metric"
-"""The rule whose members are series of metrics."""
 
 _ENDS = {METRIC: "not finite", "nonfinite": "not finite", "vanished": "no gradient"}
 """The end of a parameter without a last value."""

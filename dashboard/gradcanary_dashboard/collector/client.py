@@ -34,15 +34,28 @@ CHANGE_S = 30.0
 CREDENTIALS = ("authorization", "cookie")
 _reader: ContextVar[Mapping[str, str]] = ContextVar("reader", default={})  # noqa: B039 -- never changed
 
+FRAMED = "gradcanary-framed"
+"""The header of a request by a page inside a frame (``assets/js/refresh.js``): the page around it may hide what a click
+changes."""
+
+NOT_IN_A_FRAME = "Inside another page nothing is changed here. Open this page by itself."
+
+_is_framed: ContextVar[bool] = ContextVar("is_framed", default=False)
+
 
 @contextmanager
 def as_reader(headers: Mapping[str, str]) -> Iterator[None]:
-    """Send the credentials in these headers with all requests inside the block, also from threads that it starts."""
+    """Send the credentials in these headers with all requests inside the block, also from threads that it starts.
+
+    For a page inside a frame there are no changes.
+    """
     token = _reader.set({name: headers[name] for name in CREDENTIALS if name in headers})
+    framed = _is_framed.set(FRAMED in headers)
     try:
         yield
     finally:
         _reader.reset(token)
+        _is_framed.reset(framed)
 
 
 _asked: ContextVar[dict[str, Answer] | None] = ContextVar("asked", default=None)
@@ -154,6 +167,8 @@ class Collector:
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
         """Send a change by the reader; return its JSON, None without a body. Raises DashboardError."""
+        if _is_framed.get():
+            raise RefusedError(NOT_IN_A_FRAME)
         request = self._http.build_request(method, path, json=body, timeout=CHANGE_S)
         request.headers.update(self._of_page())
         response = self._send(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -26,6 +27,12 @@ SHORT_COMMIT, SHORT_COMMAND = 10, 160
 
 MOST_VALUES = 4
 """Learning rates, and counts of micro-steps, that are shown."""
+
+TRACKERS = {"wandb": "W&B", "mlflow": "MLflow"}
+"""Other trackers, as they call themselves."""
+
+_ADDRESS = re.compile(r"https?://((?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?)(?=[/?#]|\Z)")
+"""An address that becomes a link, and its host. No user and no backslash: with them browsers open another host."""
 
 
 def overview(run: Mapping[str, Any], layers: Sequence[Layer]) -> list[Any]:
@@ -65,7 +72,32 @@ def _program(environment: Mapping[str, Any]) -> dict[str, Any]:
         "GPUs": _gpus(environment),
         "Commit": _commit(environment, SHORT_COMMIT),
         "Versions": " \N{MIDDLE DOT} ".join(main),
+        **{title: _list(_newest(runs)) for title, runs in _tracker_runs(environment).items()},
     }
+
+
+def _tracker_runs(environment: Mapping[str, Any]) -> dict[str, list[elements.Children]]:
+    """Return the runs of each other tracker that were active beside a launch, in their order."""
+    found: dict[str, list[elements.Children]] = {}
+    for run in environment.get("trackers", ()):
+        found.setdefault(TRACKERS.get(run["tracker"]) or str(run["tracker"]), []).append(_tracker_run(run))
+    return found
+
+
+def _newest(runs: Sequence[elements.Children]) -> list[elements.Children]:
+    earlier = numbers.plural(len(runs) - LISTED, "earlier run")
+    return [*runs[-LISTED:], *([earlier] if len(runs) > LISTED else [])]
+
+
+def _tracker_run(run: Mapping[str, Any]) -> elements.Children:
+    """Return a link with its host: a client sent the address. Without one it is what a run without a page is."""
+    if address := _ADDRESS.match(run["url"] or ""):
+        link = html.A(run["name"], href=run["url"], target="_blank", rel="noopener noreferrer")
+        return [link, f" at {address[1]}"]
+    words = list(dict.fromkeys((run["name"], run["id"])))
+    if run["store"] is not None:
+        words.append(f"{'offline run' if run['tracker'] == 'wandb' else 'kept'} in {run['store']}")
+    return ", ".join(filter(None, (*words, run["url"])))
 
 
 def _training(run: Mapping[str, Any], settings: Sequence[Setting], layers: Sequence[Layer]) -> dict[str, Any]:
@@ -110,10 +142,12 @@ def _whole(launch: Mapping[str, Any]) -> list[Any]:
     """Return the configuration of an earlier launch."""
     environment, settings = launch["environment"] or {}, launch["settings"]
     lines = _changes(settings)
-    return [*([_list(lines[-LISTED:])] if lines else []), *_details(environment, settings, lines)]
+    runs = [[f"{title}: ", run] for title, each in _tracker_runs(environment).items() for run in each]
+    shown = [*runs, *lines[-LISTED:]]
+    return [*([_list(shown)] if shown else []), *_details(environment, settings, lines)]
 
 
-def _list(lines: Sequence[str], name: str | None = None) -> html.Ul:
+def _list(lines: Sequence[Any], name: str | None = None) -> html.Ul:
     return html.Ul([html.Li(line) for line in lines], className=name)
 
 

@@ -10,7 +10,7 @@ import orjson
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard.analysis.verdict import Verdict
+from gradcanary.display.verdict import Verdict
 from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
 
 Children: TypeAlias = str | Component | Sequence[str | Component] | None

@@ -7,8 +7,8 @@ from typing import Any
 
 from dash import dcc, html
 
+from gradcanary.display.verdict import SEVERITIES
 from gradcanary_dashboard.address.run import View, run_url
-from gradcanary_dashboard.analysis.severity import SEVERITIES
 from gradcanary_dashboard.components import elements, forms
 from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.deliveries import fate

@@ -8,9 +8,9 @@ from typing import Any
 
 from dash import dcc, html
 
+from gradcanary.display.verdict import is_unrecovered
 from gradcanary_dashboard.address.run import View, layer_url, run_url
 from gradcanary_dashboard.analysis import picture
-from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text
 from gradcanary_dashboard.text import deliveries, numbers
 from gradcanary_dashboard.text.names import NOTHING_COMMON, Common

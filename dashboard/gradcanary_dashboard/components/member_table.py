@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from dash import dcc, html
 
+from gradcanary.display.verdict import METRIC
 from gradcanary_dashboard.address.incidents import FEW, Members
 from gradcanary_dashboard.address.run import View
 from gradcanary_dashboard.analysis import picture
@@ -129,7 +130,7 @@ class _Rows:
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns, of parameters or of series of a metric."""
-        if self.incident["rule"] != picture.METRIC:
+        if self.incident["rule"] != METRIC:
             return COLUMNS
         level = "The level of the series: the largest or the smallest median of five good values in a row"
         named = {"Parameter": Column("Series", "link"), "baseline": Column("level", "number", level)}

@@ -8,10 +8,10 @@ from typing import Any
 
 from dash import dcc, html
 
+from gradcanary.display.verdict import verdict
 from gradcanary_dashboard.address.comparison import ALIGNS, MOST_RUNS, CompareView, compare_url
 from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis.compared_runs import CompareData
-from gradcanary_dashboard.analysis.verdict import verdict
 from gradcanary_dashboard.components import elements, static
 from gradcanary_dashboard.text import numbers
 

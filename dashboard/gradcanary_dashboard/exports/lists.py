@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from gradcanary.display.verdict import verdict
 from gradcanary_dashboard.address.incidents import OF_API, Filter
 from gradcanary_dashboard.address.runs import Listing
 from gradcanary_dashboard.analysis import picture
-from gradcanary_dashboard.analysis.verdict import firing, verdict
+from gradcanary_dashboard.analysis.verdict import firing
 from gradcanary_dashboard.collector.client import Collector
 from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradcanary.display import colours
 from gradcanary_dashboard.analysis import arrays
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis.arrays import (
@@ -53,7 +54,7 @@ STRIPES = 110
 BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
 
-NOT_SAMPLED = -32764
+NOT_SAMPLED = colours.BETWEEN
 """The code of a cell without a value in a column with samples: beside those of the API."""
 
 KINDS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gradcanary.display import colours
 from gradcanary_dashboard.text import numbers
 
 RED = "#e03131"
@@ -17,28 +18,15 @@ GREY = "#868e96"
 DARK = "#1b1f24"
 YELLOW = "#ffd43b"
 ORANGE = "#e8590c"
-MAGENTA = "#e620e6"
 TEAL = "#0c8599"
 VIOLET = "#7048e8"
 OCHRE = "#a67c00"
-BLACK = "#000000"
-NO_DATA = "#9aa1a9"
-WHITE = "#ffffff"
-NO_GRADIENT = ("#ffd400", "#14181d")
-"""The two colours of its stripes: of all cells the loudest."""
-
-FROZEN = ("rgba(134,142,150,0.5)", "rgba(134,142,150,0.12)")
-"""Those of the calm stripes of what is not trained."""
-
-UNSAMPLED = "rgba(134,142,150,0)"
-"""What was not sampled is the background, which the style sheet colours."""
-
-BELOW = ((0.0, WHITE), (0.4, "#fdd0bc"), (1.0, "#fb7a5a"), (2.0, "#d7301f"), (3.0, "#a00d14"), (4.0, "#7f0a12"))
-ABOVE = ((0.0, WHITE), (0.4, "#d3e5f3"), (1.0, "#9cc8e4"), (2.0, "#4a97cb"), (3.0, "#1f66ad"), (4.0, "#0b3c7d"))
-"""(decades from the threshold, colour): white at the threshold, red below, blue above."""
+BLACK, WHITE, MAGENTA, NO_DATA = colours.BLACK, colours.WHITE, colours.MAGENTA, colours.NO_DATA_GREY
+NO_GRADIENT, FROZEN, UNSAMPLED = colours.NO_GRADIENT_STRIPES, colours.FROZEN, colours.UNSAMPLED
+BELOW, ABOVE = colours.BELOW, colours.ABOVE
 
 
-MILLI = 1000
+MILLI = colours.MILLI
 REACH = 8
 """Decades of a colour scale without a threshold, below the highest value: a few values of 1e-30 would make all others
 one colour."""

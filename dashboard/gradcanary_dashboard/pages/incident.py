@@ -8,12 +8,12 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from gradcanary.display.verdict import is_unrecovered
 from gradcanary_dashboard.address.incidents import Members
 from gradcanary_dashboard.address.run import View, parse, run_url
 from gradcanary_dashboard.analysis import picture, timeline
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.timeline import Entry
-from gradcanary_dashboard.analysis.verdict import is_unrecovered
 from gradcanary_dashboard.components import elements, incident_text, member_table, share_bar, static
 from gradcanary_dashboard.components.incident_card import actions, member_url
 from gradcanary_dashboard.components.static import TREES

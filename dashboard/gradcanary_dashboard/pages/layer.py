@@ -9,6 +9,7 @@ from typing import Any
 
 from dash import html
 
+from gradcanary.display.verdict import Verdict
 from gradcanary_dashboard.address.run import View, run_url
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import layers
@@ -16,7 +17,7 @@ from gradcanary_dashboard.analysis.buckets import widths
 from gradcanary_dashboard.analysis.curve import is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, Stat, phases
-from gradcanary_dashboard.analysis.verdict import Verdict, of_layer
+from gradcanary_dashboard.analysis.verdict import of_layer
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.layer import LayerData
 from gradcanary_dashboard.components import (

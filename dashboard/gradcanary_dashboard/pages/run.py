@@ -9,6 +9,7 @@ from typing import Any
 
 from dash import dcc, html
 
+from gradcanary.display.verdict import label, verdict
 from gradcanary_dashboard.address.run import View, layer_url
 from gradcanary_dashboard.analysis import launches as run_launches
 from gradcanary_dashboard.analysis import layers
@@ -17,7 +18,6 @@ from gradcanary_dashboard.analysis.buckets import widths
 from gradcanary_dashboard.analysis.curve import Curve, is_of_samples
 from gradcanary_dashboard.analysis.events import Events
 from gradcanary_dashboard.analysis.stats import STATS, phases
-from gradcanary_dashboard.analysis.verdict import label, verdict
 from gradcanary_dashboard.collector import run as run_data
 from gradcanary_dashboard.collector.run import OtherRun, RunData
 from gradcanary_dashboard.components import (

@@ -11,10 +11,10 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from gradcanary.display.verdict import verdict
 from gradcanary_dashboard.address.run import run_url
 from gradcanary_dashboard.address.runs import GROUPS, MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.analysis.arrays import decode
-from gradcanary_dashboard.analysis.verdict import verdict
 from gradcanary_dashboard.components import banners, elements, forms, share_bar, static
 from gradcanary_dashboard.figures import palette
 from gradcanary_dashboard.figures.sparkline import HEIGHT, HIGH, LOW, WIDTH, sparkline

@@ -67,6 +67,7 @@ def integer(number: float | None) -> str:
 scientific = lru_cache(maxsize=KEPT)(wording.number)
 percent = wording.percent
 plural = wording.count
+low = wording.low
 
 
 def setting(value: bool | float | str) -> str:
@@ -132,11 +133,6 @@ def moment(unix_s: float) -> str:
 def steps(first: float, last: float) -> str:
     """Return ``Step 5`` or ``Steps 5 to 9``."""
     return f"Step {integer(first)}" if first == last else f"Steps {integer(first)} to {integer(last)}"
-
-
-def low(layers: int, before: str = "") -> str:
-    """Return ``small, but not falling: 3``; empty for 0."""
-    return f"{before}small, but not falling: {integer(layers)}" if layers else ""
 
 
 def state(name: str | None) -> str:

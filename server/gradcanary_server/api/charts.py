@@ -5,7 +5,7 @@ A heatmap has a row per layer or group of layers and a column per bucket of step
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -48,6 +48,7 @@ from gradcanary_server.tsdb.rollup import (
     sample_sums,
 )
 from gradcanary_server.tsdb.samples import merge_streams
+from gradcanary_server.tsdb.tables import EACH_STEP
 
 Value = Literal["min", "mean", "max"]
 Order = Literal["model", "worst", "block"]
@@ -59,9 +60,6 @@ FROZEN = -32765
 ANY_NONFINITE = 32767
 LIMIT = 32760
 """The largest value of a cell in milli-decades; beyond it are the codes above."""
-
-_EACH_STEP = ("absmax", "norm", "nonfinite")
-"""Stats of each sample: where one is missing, the state of the layer says why. Others are measured in turns."""
 
 _CHUNK_CELLS = 100_000
 """Cells that are merged or encoded together: each takes some 50 bytes meanwhile."""
@@ -321,7 +319,7 @@ def build_heatmap(
         cells.add(columns, read(number, drawn))
     encoded = cells.encode()
     missing = encoded == NO_DATA
-    if stat in _EACH_STEP and missing.any():
+    if stat in EACH_STEP and missing.any():
         layers_of = [numbers[list(row.columns)] for row in rows]
         codes = (WITHOUT_GRADIENT, FROZEN, EXACT_ZERO if stat == "nonfinite" else NO_DATA, NO_DATA)
         why = cell_states.explain(connection, measurements, result, missing, layers_of)
@@ -370,13 +368,17 @@ def select_metrics(connection: Connection, run_id: int, selector: MetricSelector
 
 
 def iter_samples(
-    database: Database, measurements: Reader, run_id: int, begin: int | None = None, end: int | None = None
+    database: Database,
+    measurements: Reader,
+    run_id: int,
+    segments: Sequence[Segment],
+    stats: Collection[str] = wire.STATS,
+    layer_groups: Collection[int] | None = None,
 ) -> Iterator[LoggedBatch]:
-    """Yield the stored samples of a run in the order of steps, from ``begin`` to ``end``, both included."""
-    with database.read() as connection:
-        segments = measurements.segments(connection, run_id, begin, end)
+    """Yield the stored samples of some segments in the order of steps; at least these stats and groups of layers."""
     bounded = [replace(part, begin=max(part.begin, part.first), end=min(part.end, part.last + 1)) for part in segments]
-    return merge_streams((part.begin, measurements.samples(database, run_id, part)) for part in bounded)
+    samples = (measurements.samples(database, run_id, part, stats, layer_groups) for part in bounded)
+    return merge_streams((part.begin, batches) for part, batches in zip(bounded, samples, strict=True))
 
 
 def iter_points(

@@ -88,6 +88,19 @@ class SessionShape(TypedDict):
     dropped_steps: Count
 
 
+class TrackerRunShape(TypedDict):
+    """A run of another tracker that was active beside a launch.
+
+    Without a page its ``url`` is null, and ``store`` is what keeps it. A client sent the address: check its scheme.
+    """
+
+    tracker: Annotated[str, one_of(*wire.TRACKERS)]
+    id: str
+    name: str
+    url: str | None
+    store: str | None
+
+
 class EnvironmentShape(TypedDict):
     """The program of a launch and its surroundings; null and empty where unknown. ``command`` has no secrets."""
 
@@ -98,6 +111,7 @@ class EnvironmentShape(TypedDict):
     gpus: list[str]
     versions: dict[str, str]
     job: dict[str, str]
+    trackers: list[TrackerRunShape]
 
 
 class SettingShape(TypedDict):

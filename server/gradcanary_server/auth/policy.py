@@ -23,7 +23,8 @@ _INGEST = re.compile(r"/api/v1/runs/[^/]+/sessions/[^/]+(/.*)?", re.DOTALL)
 _READABLE = re.compile(
     r"""
     /api/v1/(
-        runs | runs/[^/]+ | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|recording)
+        runs | runs/[^/]+
+        | runs/[^/]+/(layers(/.+)?|series|heatmap|metrics|export\.csv|metrics\.csv|samples|points|recording)
         | rules
         | incidents | incidents/[^/]+ | incidents/[^/]+/picture\.png
         | silences | silences/preview
@@ -41,8 +42,10 @@ _READABLE = re.compile(
 )
 """The paths of a read token. A new route of the API needs an admin token until it is named here."""
 
-_PAGE_READS = ("/_dash-update-component", "/_refresh")
-"""Paths where the pages read their contents with POST; it changes nothing."""
+_POSTED_READS = ("/_dash-update-component", "/_refresh", "/mcp")
+"""Paths where pages and assistants read with POST. A tool that changes something does so by a route of the API, which
+needs an admin token.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def required_scope(method: str, path: str) -> Scope | None:
     if _INGEST.fullmatch(path) and method in ("PUT", "POST"):
         return "ingest"
     is_read = method in SAFE and _READABLE.fullmatch(path)
-    return "read" if is_read or (path in _PAGE_READS and method == "POST") else "admin"
+    return "read" if is_read or (path in _POSTED_READS and method == "POST") else "admin"
 
 
 def is_write(method: str, path: str) -> bool:

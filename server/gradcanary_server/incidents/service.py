@@ -25,9 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy import case as choose
 
-from gradcanary.wire import Brief
 from gradcanary_server.errors import invalid
-from gradcanary_server.incidents import repository, text
+from gradcanary_server.incidents import repository
 from gradcanary_server.incidents.lifecycle import (
     ABSENCE_RULES,
     PROCESS_RULES,
@@ -55,13 +54,6 @@ _STANDS = or_(incident.c.state == "open", and_(incident.c.state == "ended", _IS_
 
 RESUME_STEPS = 200
 """A healthy layer of a resumed run recovers within 100 steps by default; one that fires after these has not."""
-
-_OPEN = (
-    select(incident, run.c.name.label("run"))
-    .join(run, run.c.run_id == incident.c.run_id)
-    .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
-    .order_by(incident.c.incident_id)
-)
 
 _INHERITED = (
     select(incident.c.rule, launch.c.first_step)
@@ -282,20 +274,6 @@ def rebaseline(connection: Connection, run_id: int, incident_id: int, now: float
     repository.save_incident(connection, run_id, case)
 
 
-def open_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...]:
-    """Return the open incidents of a run for its agent; composes summaries that are not stored."""
-    rows = connection.execute(_OPEN, {"run_id": run_id}).mappings().all()
-    return tuple(_brief(row, text.current_summary(connection, row), public_url) for row in rows)
-
-
-def stored_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...] | None:
-    """Return the open incidents of a run for its agent, None if a summary is not stored."""
-    rows = connection.execute(_OPEN, {"run_id": run_id}).mappings().all()
-    if any(text.stored_summary(row) is None for row in rows):
-        return None
-    return tuple(_brief(row, row["summary"], public_url) for row in rows)
-
-
 def incident_url(public_url: str, run_name: str, incident_id: int) -> str:
     """Return the address of an incident's page."""
     return f"{public_url}/runs/{run_name}?incident={incident_id}"
@@ -335,19 +313,6 @@ def incident_marks(connection: Connection, run_id: int) -> list[IncidentMark]:
         if row.resolved_step is not None:
             marks.append(IncidentMark(row.resolved_step, row.incident_id, "resolved"))
     return sorted(marks, key=lambda mark: (mark.step, mark.incident))
-
-
-def _brief(row: RowMapping, summary: str, public_url: str) -> Brief:
-    return Brief(
-        id=row["incident_id"],
-        rule=row["rule"],
-        severity=row["severity"],
-        state=row["state"],
-        opened_step=row["opened_step"],
-        layers=row["firing"],
-        summary=summary,
-        url=incident_url(public_url, row["run"], row["incident_id"]),
-    )
 
 
 def _headline(rows: list[RowMapping]) -> RunHeadline:

@@ -33,6 +33,7 @@ MAX_CRASH_MESSAGE = 300
 MAX_FRAMES = 10
 MAX_FRAME = 300
 MAX_LISTED = 64
+MAX_URL = 500
 MAX_METRIC_BOUNDS = 100
 
 STEP_SOURCES = ("given", "framework", "optimizer", "relative")
@@ -157,6 +158,19 @@ def _check_environment(environment: wire.Environment) -> None:
             raise invalid(f"A list of the environment has at most {MAX_LISTED} entries.", f"environment.{field}")
         for text in values if field == "gpus" else chain.from_iterable(values):
             check_text(text, f"environment.{field}", MAX_CLASS)
+    _check_trackers(environment.trackers)
+
+
+def _check_trackers(runs: tuple[wire.TrackerRun, ...]) -> None:
+    """An address is any text here: pages make a link of one of http or https only."""
+    if len(runs) > MAX_LISTED:
+        raise invalid(f"A session names at most {MAX_LISTED} runs of other trackers.", "environment.trackers")
+    for number, run in enumerate(runs):
+        field = f"environment.trackers.{number}"
+        check_member(run.tracker, f"{field}.tracker", wire.TRACKERS)
+        check_text(run.url, f"{field}.url", MAX_URL)
+        for name in ("id", "name", "store"):
+            check_text(getattr(run, name), f"{field}.{name}", MAX_CLASS)
 
 
 def _check_settings(settings: tuple[wire.Setting, ...]) -> None:

@@ -17,7 +17,7 @@ from gradcanary import wire
 from gradcanary_server import telemetry
 from gradcanary_server.caches import split_cache_budget
 from gradcanary_server.errors import RequestError, StoreUnavailable, invalid
-from gradcanary_server.incidents import service
+from gradcanary_server.incidents import briefs
 from gradcanary_server.ingest import messages, rank_layers, sessions, shard_stream
 from gradcanary_server.ingest.admission import Backpressure
 from gradcanary_server.ingest.evaluation import BatchContext, Evaluator, LogEntry, Values, read_launch
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class Stored(NamedTuple):
-    """The result of a transaction, for its reply; ``briefs`` is None if a summary has to be composed."""
+    """The result of a transaction, for its reply."""
 
     run_id: int
     status: str
     next_seq: int
-    briefs: tuple[wire.Brief, ...] | None
+    has_incidents: bool
     has_other_layers: bool = False
 
 
@@ -63,7 +63,7 @@ class Ingest:
         self._database = database
         self._sets = sets
         self._log = log
-        self._public_url = public_url
+        self._briefs = briefs.Briefs(public_url)
         self._rules = rules
         self._evaluator = Evaluator(database, rules, log, cache_bytes)
         self.rule_versions = self._evaluator.rule_versions
@@ -194,17 +194,16 @@ class Ingest:
         return max(self.listening_since, heartbeat.listening_since(connection, now))
 
     def _stored(self, connection: Connection, run_id: int, status: str, next_seq: int) -> Stored:
-        briefs = service.stored_briefs(connection, run_id, self._public_url)
-        return Stored(run_id, status, next_seq, briefs)
+        return Stored(run_id, status, next_seq, briefs.has_open(connection, run_id))
 
     def _reply(self, stored: Stored) -> wire.Reply:
-        """Return the reply, after the commit: other writers should not wait for the text of a summary."""
-        briefs = stored.briefs
-        if briefs is None:
+        """Return the reply, after the commit: other writers should not wait for the texts of incidents."""
+        incidents: tuple[wire.Brief, ...] = ()
+        if stored.has_incidents:
             with self._database.read() as connection:
-                briefs = service.open_briefs(connection, stored.run_id, self._public_url)
+                incidents = self._briefs.read(connection, stored.run_id, self._database.now(connection))
         spacing_s = self.backpressure.next_interval_s()
-        return wire.Reply(stored.status, stored.next_seq, LIMITS, briefs, spacing_s, stored.has_other_layers)
+        return wire.Reply(stored.status, stored.next_seq, LIMITS, incidents, spacing_s, stored.has_other_layers)
 
 
 def check(context: BatchContext) -> None:

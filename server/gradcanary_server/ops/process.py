@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -103,7 +104,7 @@ class Server(uvicorn.Server):
             gc.freeze()
             if not self._is_worker:
                 services = self._app.state.services
-                print_start(services.settings, services.endpoint_lines, services.new_tokens, self._url)
+                announce_start(services.settings, services.endpoint_lines, services.new_tokens, self._url)
             logger.info("serving at %s", self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -115,14 +116,15 @@ class Server(uvicorn.Server):
         logger.info("stopped")
 
 
-def print_start(settings: Settings, endpoints: Sequence[str], new_tokens: Mapping[str, str], url: str) -> None:
-    """Print the lines that the operator waits for."""
+def announce_start(settings: Settings, endpoints: Sequence[str], new_tokens: Mapping[str, str], url: str) -> None:
+    """Print the lines that the operator waits for, and notify systemd."""
     lines = [
         *startup_banner(settings, endpoints),
         *sign_in_hint(settings, new_tokens),
         f"gradcanary is listening on {url}",
     ]
     print("\n".join(lines), flush=True)  # noqa: T201 -- at the terminal
+    _notify_systemd()
 
 
 def _raise_open_files_limit() -> None:
@@ -134,6 +136,18 @@ def _raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _notify_systemd() -> None:
+    """Notify systemd that the process serves, if it waits for that (Type=notify): one datagram, sd_notify(3)."""
+    address = os.environ.pop("NOTIFY_SOCKET", None)  # not for child processes
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+    except OSError as error:
+        logger.warning("systemd cannot be notified that the collector serves: NOTIFY_SOCKET=%s: %s", address, error)
 
 
 @contextlib.contextmanager

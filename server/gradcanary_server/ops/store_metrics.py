@@ -1,7 +1,7 @@
 """Prometheus metrics of runs, incidents and the store, read at each scrape.
 
 Every collector of a store answers the same here. Series are bounded: the thousand runs seen last of those that have not
-ended and are not archived, by the rules that ever fired in them.
+ended and are not archived, by the rules that ever fired in them; and the thousand that crashed last, within an hour.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +18,13 @@ from gradcanary_server.incidents import liveness
 from gradcanary_server.incidents.lifecycle import RANKS
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage.database import Database
-from gradcanary_server.storage.schema import delivery, incident, run, session
+from gradcanary_server.storage.schema import delivery, endpoint, incident, run, session
 from gradcanary_server.tsdb import compaction
 
 MAX_RUNS = 1_000
+
+CRASH_S = 3_600.0
+"""How long a crashed run has a series: an alert lasts as long, and a person has seen its first message."""
 
 Samples = Sequence[tuple[list[str], float]]
 """Values of the labels, and the number."""
@@ -73,9 +76,11 @@ class StoreMetrics(Collector):
         statuses = liveness.read_open_statuses(connection, MAX_RUNS, now, self.rules.silent)
         names = {status.row.run_id: status.row.name for status in statuses}
         states = [([status.row.name, status.state], 1.0) for status in statuses]
+        states += [([name, "crashed"], 1.0) for name in _crashed_runs(connection, now)]
         steps = [([status.row.name], float(status.step)) for status in statuses if status.step is not None]
         ages = [([names[run_id]], max(now - at, 0.0)) for run_id, at in _step_times(connection, names)]
-        yield _gauge("gradcanary_run_state", "1 for the state of a run: live, stale, silent.", ["run", "state"], states)
+        text = "1 for the state of a run: live, stale, silent, crashed."
+        yield _gauge("gradcanary_run_state", text, ["run", "state"], states)
         yield _gauge("gradcanary_run_step", "The last step that a run told of.", ["run"], steps)
         yield _gauge("gradcanary_run_step_age_seconds", "Since a run told of a new step.", ["run"], ages)
         text = "Layers that fire, 1 where the run as a whole does, 0 where it is over. notify: as in rules.yaml."
@@ -103,6 +108,8 @@ class StoreMetrics(Collector):
         yield GaugeMetricFamily("gradcanary_runs", "Runs, whatever became of them.", value=runs)
         pending = connection.scalar(select(func.count()).select_from(delivery).where(delivery.c.state == "pending"))
         yield GaugeMetricFamily("gradcanary_deliveries_pending", "Messages that are to be delivered.", value=pending)
+        text = "Endpoints that failures disabled, or whose last attempt failed."
+        yield GaugeMetricFamily("gradcanary_endpoints_failing", text, value=_failing_endpoints(connection))
         waiting = len(compaction.waiting_sessions(connection, self.database.now(connection)))
         text = "Sessions with measurements that are to leave the log for tiles."
         yield GaugeMetricFamily("gradcanary_compaction_waiting_sessions", text, value=waiting)
@@ -111,6 +118,23 @@ class StoreMetrics(Collector):
         if self.database.has_one_writer:
             size = self.database.log_size()
             yield GaugeMetricFamily("gradcanary_store_log_bytes", "The size of SQLite's log file.", value=size)
+            text = "What is free on the disk of SQLite's file."
+            yield GaugeMetricFamily("gradcanary_store_free_bytes", text, value=self.database.free_size())
+
+
+def _crashed_runs(connection: Connection, now: float) -> Sequence[str]:
+    """Return the names of the runs that crashed within the hour and were not started again."""
+    query = select(run.c.name).where(
+        run.c.ended == "crashed", run.c.archived.is_(False), run.c.last_seen > now - CRASH_S
+    )
+    return connection.scalars(query.order_by(run.c.last_seen.desc()).limit(MAX_RUNS)).all()
+
+
+def _failing_endpoints(connection: Connection) -> int:
+    """Return the number of endpoints that failures disabled, or whose last attempt failed."""
+    fails_now = endpoint.c.disabled.is_(None) & endpoint.c.failing_since.is_not(None)
+    query = select(func.count()).where(endpoint.c.deleted.is_(None), (endpoint.c.disabled_by == "failures") | fails_now)
+    return connection.execute(query).scalar_one()
 
 
 def _step_times(connection: Connection, names: dict[int, str]) -> list[tuple[int, float]]:

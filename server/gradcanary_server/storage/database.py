@@ -7,6 +7,7 @@ SQLAlchemy omits it for SQLite.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -219,6 +220,10 @@ class Database:
             return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
         files = (_file(self._engine, suffix) for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
+
+    def free_size(self) -> int:
+        """Return the bytes that SQLite's file may still grow by; raises OSError."""
+        return shutil.disk_usage(_file(self._engine, "").parent).free
 
     def health(self) -> str | None:
         """Return why the store cannot be written for now, None if it can."""

@@ -118,6 +118,11 @@ def get_run(connection: Connection, name: str, *, held: bool = False) -> Record:
     return row
 
 
+def is_stored(connection: Connection, run_id: int) -> bool:
+    """Return True unless the run was deleted."""
+    return bool(connection.scalar(select(exists().where(run.c.run_id == run_id))))
+
+
 def new_run_id(now: float) -> int:
     """Return an id for a run that begins now: 41 bits of time and 22 random ones, positive in 64 bits.
 

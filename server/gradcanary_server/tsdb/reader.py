@@ -3,7 +3,7 @@
 The result does not show whether samples are in the log, in tiles, or only in rollups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,8 +107,15 @@ class Reader:
         source = SparseSource(self.view(connection, run_id, segment), numbers)
         return source.read(level, segment.begin, segment.end)
 
-    def samples(self, database: Database, run_id: int, segment: Segment) -> Iterator[LoggedBatch]:
-        """Yield the raw samples of a segment, some hundred steps at a time.
+    def samples(
+        self,
+        database: Database,
+        run_id: int,
+        segment: Segment,
+        stats: Collection[str] = wire.STATS,
+        layer_groups: Collection[int] | None = None,
+    ) -> Iterator[LoggedBatch]:
+        """Yield the raw samples of a segment, some hundred steps at a time; of tiles, these stats and groups of layers.
 
         Each part has its own transaction, so a slow consumer holds none.
         """
@@ -116,7 +123,8 @@ class Reader:
         begin, end = max(segment.begin, stream.raw_start), min(segment.end, stream.sealed_until)
         for range_no in range(begin // span, -(-end // span)):
             with database.read() as connection:
-                batches = list(self._sealed(connection, run_id, stream, range_no))
+                sealed = self._sealed(connection, run_id, stream, range_no, stats, layer_groups, is_cached=False)
+                batches = list(sealed)
             for batch in batches:
                 yield slice_steps(batch, begin, end)
         for batch in segment.batches:
@@ -173,11 +181,20 @@ class Reader:
         return batches
 
     def _sealed(
-        self, connection: Connection, run_id: int, stream: SampleStream, range_no: int
+        self,
+        connection: Connection,
+        run_id: int,
+        stream: SampleStream,
+        range_no: int,
+        stats: Collection[str] = wire.STATS,
+        layer_groups: Collection[int] | None = None,
+        *,
+        is_cached: bool = True,
     ) -> Iterator[LoggedBatch]:
         """Yield the samples of the tiles of one range."""
         steps = (range_no * stream.span(0), (range_no + 1) * stream.span(0))
-        stored = self.tiles.read(connection, run_id, stream, (STEPS, STATE, *wire.STATS), 0, steps)
+        kinds = (STEPS, STATE, *stats)
+        stored = self.tiles.read(connection, run_id, stream, kinds, 0, steps, layer_groups, is_cached=is_cached)
         for part in sorted({key.part for key, _ in stored}):
             tiles = {(key.kind, key.layer_group): arrays for key, arrays in stored if key.part == part}
             yield batch_of_tiles(stream, tiles)

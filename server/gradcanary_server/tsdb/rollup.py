@@ -223,7 +223,7 @@ class SparseAggregates:
 
     ``first`` and ``last`` int64[n] are the steps of the points, ``time`` float64[n] the smallest agent's time (NaN =
     unknown); minimum, mean and maximum float64[n] of the finite points, NaN where ``count`` int32[n] is 0;
-    ``nonfinite`` int32[n].
+    ``nonfinite`` int32[n]. The mean of a single point is its value, also if that is not finite.
     """
 
     series: NDArray[np.int64]
@@ -249,7 +249,7 @@ class SparseAggregates:
         is_finite = np.isfinite(values)
         finite = np.where(is_finite, values, np.nan)
         count = is_finite.astype(np.int32)
-        return cls.concat([cls(series, steps, steps, steps, times, finite, finite, finite, count, 1 - count)])
+        return cls.concat([cls(series, steps, steps, steps, times, finite, values, finite, count, 1 - count)])
 
     @classmethod
     def empty(cls) -> "SparseAggregates":

@@ -87,8 +87,9 @@ def build_sample_tiles(
 
 
 def batch_of_tiles(stream: SampleStream, tiles: Mapping[tuple[str, int], Arrays]) -> LoggedBatch:
-    """Return the samples of a ``steps`` tile and the planes beside it, by kind and layer group."""
+    """Return the samples of a ``steps`` tile and the planes beside it, by kind and layer group; these may be none."""
     head = tiles[STEPS, 0]
+    rows = len(head["steps"])
     groups = sorted(group for kind, group in tiles if kind == STATE)
     states = [tiles[STATE, group]["plane"] for group in groups]
     numbers = [group * TILE_LAYERS + np.arange(state.shape[1]) for group, state in zip(groups, states, strict=True)]
@@ -102,14 +103,15 @@ def batch_of_tiles(stream: SampleStream, tiles: Mapping[tuple[str, int], Arrays]
         layer_set="",
         every=stream.every,
         **{name: head[name] for name in STEP_COLUMNS},  # type: ignore[arg-type]  # as they were packed
-        state=np.hstack(states),
+        state=np.hstack([np.empty((rows, 0), np.uint8), *states]),
         values=values,  # type: ignore[arg-type]  # likewise
         phases={name.removeprefix(PHASE): phase for name, phase in head.items() if name.startswith(PHASE)},  # type: ignore[misc]  # likewise
         accumulators=(),
         metrics=(),
         dropped_steps=0,
     )
-    return LoggedBatch(stream.launch_no, "", 0, np.concatenate(numbers).astype(np.int32), columns)
+    layers = np.concatenate([np.empty(0, np.int64), *numbers]).astype(np.int32)
+    return LoggedBatch(stream.launch_no, "", 0, layers, columns)
 
 
 def _build_range(

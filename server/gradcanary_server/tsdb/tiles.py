@@ -124,8 +124,18 @@ class TileStore:
         level: int,
         steps: tuple[int, int],
         layer_groups: Collection[int] | None = None,
+        *,
+        is_cached: bool = True,
     ) -> list[tuple[TileKey, Arrays]]:
-        """Return the tiles of ``steps`` (begin, end exclusive) by range and part; those of kind STEPS have no group."""
+        """Return the tiles of ``steps`` (begin, end exclusive) by range and part; those of kind STEPS have no group.
+
+        What is not ``is_cached`` is read once: it does not push out of the cache what pages read again and again.
+        """
+
+        def unpacked(key: TileKey, stored: float, body: bytes) -> Arrays:
+            arrays = unpack(body)
+            return self._decoded.keep((run_id, key, stored), arrays) if is_cached else arrays
+
         span, (begin, end) = stream.span(level), steps
         values = _level_values(run_id, stream, level)
         values |= {"lowest": begin // span, "highest": (end - 1) // span, "kinds": list(kinds)}
@@ -140,11 +150,11 @@ class TileStore:
             for row in connection.execute(bodies, values):
                 key = _key_of_row(stream, level, row)
                 if key in missing:
-                    tiles[key] = self._decoded.keep((run_id, key, row.stored), unpack(row.body))
+                    tiles[key] = unpacked(key, row.stored, row.body)
         else:
             for key in missing:
                 body = connection.execute(_BODY, {"run_id": run_id, **key._asdict()}).scalar_one()
-                tiles[key] = self._decoded.keep((run_id, key, stored[key]), unpack(body))
+                tiles[key] = unpacked(key, stored[key], body)
         return [(key, tiles[key]) for key in stored]
 
     def first(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradcanary import wire
-from gradcanary_server.incidents import service
+from gradcanary_server.incidents.briefs import Briefs
 from gradcanary_server.storage import runs as run_store
 from gradcanary_server.tsdb import tiles
 from support import streams
@@ -199,7 +199,7 @@ def test_a_launch_that_began_after_our_clock_was_set_back_is_the_newer_one(store
     assert store.read(lambda _, run: run.step) == 499
     known = store.read(lambda connection, run: run_store.launches_in_order(connection, run.run_id))
     assert [each.launch for each in known] == ["s0", "s1", "s2", "later"]
-    (brief,) = store.read(lambda connection, run: service.open_briefs(connection, run.run_id, ""))
+    (brief,) = store.read(lambda connection, run: Briefs("").read(connection, run.run_id, 0.0))
     assert brief.rule == "collapse"
 
 

@@ -118,7 +118,10 @@ def test_the_run_and_its_list_entry(session, read):
 def test_configuration_of_each_launch_is_kept(session, read):
     """A repeat of the hello has more settings, and a rank or an older agent none."""
     stream = streams.Stream(streams.healthy(20, 4))
-    environment = wire.Environment("python a.py", "0" * 40, True, "node", ("H100",), (("torch", "2"),), (("J", "1"),))
+    environment = wire.Environment(
+        *("python a.py", "0" * 40, True, "node", ("H100",), (("torch", "2"),), (("J", "1"),)),
+        trackers=(wire.TrackerRun("wandb", "team/toy/1", "toy", "https://wandb.ai/team/toy/runs/1", None),),
+    )
     first = (wire.Setting(0, None, (0, 1), "weight_decay", 0.1), wire.Setting(0, None, (0,), "amsgrad", True))
     change = wire.Setting(12, 11, (1,), "weight_decay", 1e5)
     session.put_hello(stream.hello(settings=first))
@@ -136,6 +139,15 @@ def test_configuration_of_each_launch_is_kept(session, read):
         "gpus": ["H100"],
         "versions": {"torch": "2"},
         "job": {"J": "1"},
+        "trackers": [
+            {
+                "tracker": "wandb",
+                "id": "team/toy/1",
+                "name": "toy",
+                "url": "https://wandb.ai/team/toy/runs/1",
+                "store": None,
+            }
+        ],
     }
     assert [each["value"] for each in one["settings"]] == [0.1, True, 1e5]
     assert one["settings"][2] == {"step": 12, "checked": 11, "groups": [1], "name": "weight_decay", "value": 1e5}
@@ -473,7 +485,7 @@ def test_csv_of_metrics_holds_every_point(session, read):
     assert rows[0][1] == "2023-11-14T22:13:20.000Z"
     assert [(row[0], row[2], row[3]) for row in rows if row[2] or row[3]] == [
         ("3", "0.1", "7.0"),
-        (str(10**9), "nan", ""),
+        (str(10**9), "inf", ""),
     ]
     some = httpx.get(url, params={"name": "loss", "tags": "{}", "from": 4_090, "to": 4_100})
     assert 'filename="' + session.run + '-metrics-4090-4100.csv"' in some.headers["content-disposition"]

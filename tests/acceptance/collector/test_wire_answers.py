@@ -272,7 +272,11 @@ def test_a_layer_that_breaks_the_wire(ready, stream, case):
 
 
 ENVIRONMENT = wire.Environment("python train.py", None, None, "host", (), (), ())
+BESIDE = wire.TrackerRun("wandb", "toy/1", "toy", None, None)
 BAD_HELLOS = {
+    "an unknown tracker": {"environment": replace(ENVIRONMENT, trackers=(replace(BESIDE, tracker="other"),))},
+    "runs of trackers without end": {"environment": replace(ENVIRONMENT, trackers=(BESIDE,) * 65)},
+    "an address without end": {"environment": replace(ENVIRONMENT, trackers=(replace(BESIDE, url="h" * 501),))},
     "a command of two lines": {"environment": replace(ENVIRONMENT, command="a\nb")},
     "a list without end": {"environment": replace(ENVIRONMENT, gpus=("gpu",) * 65)},
     "a setting of no step": {"settings": (wire.Setting(-1, None, (0,), "eps", 1e-8),)},

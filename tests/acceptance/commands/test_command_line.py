@@ -104,6 +104,13 @@ def test_everywhere_is_not():
         ("GRADCANARY_CACHE_MB", "2000000", "must be a whole number of MiB, 1 to 1048576"),
         ("GRADCANARY_PROXIES", "10.0.0.1,*", "must be addresses and networks"),
         ("GRADCANARY_PROXIES", "10.0.0.1/8", "has host bits set"),
+        ("GRADCANARY_EMBED_IN", "jupyter.example", "must be origins with commas"),
+        (
+            "GRADCANARY_EMBED_IN",
+            "https://a.example,https://b.example; script-src *",
+            "'https://b.example; script-src *'",
+        ),
+        ("GRADCANARY_EMBED_IN", "https://a.example/lab", "must be origins with commas"),
         ("GRADCANARY_PUBLIC_URL", "gradcanary.example", "must be scheme, host and port"),
         ("GRADCANARY_PUBLIC_URL", "https://x.example/path", "must be scheme, host and port"),
         ("GRADCANARY_PUBLIC_URL", "https://x.example:x", "must be scheme, host and port"),
@@ -114,6 +121,13 @@ def test_a_variable_that_cannot_work_is_named(capsys, tmp_path, monkeypatch, var
     said = refused(capsys, "up", "--port", "0", "--data", str(tmp_path))
     assert f"{variable}={value!r}" in said
     assert says in said
+
+
+@pytest.mark.parametrize(("auth", "others"), [("off", ("http://localhost:*", "http://127.0.0.1:*")), ("on", ())])
+def test_pages_of_this_machine_frame_ours_unless_tokens_are_needed(tmp_path, auth, others):
+    environ = {"GRADCANARY_AUTH": auth, "GRADCANARY_EMBED_IN": "https://jupyter.example:8888/, http://wiki"}
+    settings = Settings.from_env(environ, data=tmp_path)
+    assert settings.framed_by == (*others, "https://jupyter.example:8888", "http://wiki")
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():
     assert {image.split()[0] for image in instructions("FROM")} == {"python:3.11-slim"}
     assert instructions("USER")[-1] == "10001"
     [install] = [line for line in instructions("RUN") if "pip" in line]
-    assert "'.[server,dashboard,postgres,notify]'" in install
+    assert "'.[server,dashboard,postgres,notify,mcp]'" in install
     copied = {word for line in instructions("COPY") if not line.startswith("--from") for word in line.split()[:-1]}
     packages = {"agent", "server", "dashboard", "migrations"}
     assert copied == packages | {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "docs/knowledge"}

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from gradcanary.cli import explain
+from gradcanary.knowledge import Page, pages
 
-PAGES = {page.name: page for page in explain.pages()}
+PAGES = {page.name: page for page in pages()}
 MOST_LINES = 24
 
 
-def block(page: explain.Page, language: str) -> str:
+def block(page: Page, language: str) -> str:
     """Return the one block of a language."""
     (found,) = re.findall(f"^```{language}\n(.*?)^```$", page.text, re.DOTALL | re.MULTILINE)
     return str(found)

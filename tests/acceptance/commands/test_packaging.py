@@ -54,6 +54,12 @@ def test_installing_brings_no_other_package(empty_python: Path) -> None:
     assert names - {"pip", "setuptools"} == {"gradcanary"}
 
 
+def test_it_is_installed_as_typed(empty_python: Path) -> None:
+    found = "import gradcanary, pathlib; print((pathlib.Path(gradcanary.__file__).parent / 'py.typed').exists())"
+    told = subprocess.run([empty_python, "-I", "-c", found], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "True\n"
+
+
 def wanted_by_extras() -> Iterator[Requirement]:
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     yield from (Requirement(line) for name, lines in extras.items() if name != "all" for line in lines)

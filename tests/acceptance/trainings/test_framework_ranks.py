@@ -4,6 +4,7 @@ All frameworks are run by one pair of processes, watched and unwatched, which al
 """
 
 import contextlib
+import json
 import socket
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from support import PROGRAMS, warm
 from support.agent.fixtures import complaints
-from support.agent.ranks import said_by
+from support.agent.ranks import free_port, said_by
 from support.agent.recorded import Recorded, recording, spooling
+from support.collectors import Collector
 
 SCRIPT = PROGRAMS / "framework_ranks.py"
 KINDS = ("transformers", "accelerate", "lightning")
@@ -77,3 +79,29 @@ def test_the_first_rank_of_a_framework_sends_the_mean_of_all(
         absmax = {name: float(mean.abs().max()) for name, mean in means.items()}
         assert first.stat("norm")[step] == pytest.approx(norms, rel=EXACT), step
         assert first.stat("absmax")[step] == pytest.approx(absmax, rel=EXACT), step
+
+
+def test_an_incident_stops_both_ranks_after_the_same_step(
+    module_collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A rank that stopped alone would leave the other in a collective. If one has no callback, none stops."""
+    folder = tmp_path_factory.mktemp("stopping")
+    port = str(free_port())
+    words = [[str(PROGRAMS / "stopping_ranks.py"), str(rank), port, str(folder)] for rank in range(RANKS)]
+    ranks = [
+        warm.Process(warm.TRAINING + MODULES, [*mine, module_collector.url], spooling(folder / mine[1]))
+        for mine in words
+    ]
+    said = [*map(said_by, ranks)]
+    assert [rank.wait(60) for rank in ranks] == [0] * RANKS, said
+    first, second = (json.loads(text[text.rindex('{"trans') :].splitlines()[0]) for text in said)
+    for kind in ("transformers", "lightning", "documented"):
+        assert first[kind]["step"] == second[kind]["step"], kind
+        assert 0 < first[kind]["step"] < 10_000
+    assert first["transformers"]["is_saved"]
+    assert second["transformers"]["is_saved"]
+    assert (first["transformers"]["verdicts"], second["transformers"]["verdicts"]) == (1, 0)
+    assert said[0].count("stop_on: the training is to end after this step, because of collapse (critical") == 2
+    assert "stop_on" not in said[1]
+    assert first["only rank 0"]["step"] == second["only rank 0"]["step"] == 80
+    assert "stop_on: the training goes on for now, because 1 of 2 ranks do not take part" in said[0]

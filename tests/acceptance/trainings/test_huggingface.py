@@ -1,6 +1,6 @@
 """Hugging Face's training loops, the real ones, on tiny models: the Trainer, Accelerate, PEFT, diffusers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gradcanary
+from support.agent.documented import example
 from support.agent.fixtures import complaints
 from support.agent.micro_gradients import (
     COUNTS,
@@ -20,10 +21,13 @@ from support.agent.micro_gradients import (
     assert_sent,
     clip_factors,
     imported,
+    left_behind,
     one_thread,
     sums_of,
 )
 from support.agent.recorded import Recorded, recording
+from support.agent.scripted import Says, collector_that, reply, until
+from support.collectors import Collector
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -43,15 +47,16 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
 @pytest.mark.loop(
     "Hugging Face Trainer",
     late="short last windows, and the first one where `watch()` was given nothing",
-    caveat="loss, lr and total norm are those that it logs. The step is its own, also after "
+    caveat="by `watch()` before `train()`, by `gradcanary.transformers.GradientCallback()` and by `gradcanary run`. "
+    "Loss, lr and total norm are those that it logs. The step is its own, also after "
     "`resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes that name, under "
     "`gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
 )
-@pytest.mark.parametrize("given", ["nothing", "model", "launcher"])
+@pytest.mark.parametrize("given", ["nothing", "model", "callback", "launcher"])
 def test_the_trainer(collector: Recorded, loops: ModuleType, tmp_path: Path, given: str) -> None:
     trained = loops.train(given, collector, loops.llama(), tmp_path)
     assert trained.left == loops.train("nobody", collector, loops.llama(), tmp_path).left
-    late = CUT_SHORT | ({0} if given != "model" else set())
+    late = CUT_SHORT | ({0} if given in ("nothing", "launcher") else set())
     assert_clipped_windows(collector, trained.micro, COUNTS, loops.MAX_NORM, late=late)
     told = dict(enumerate(trained.history))
     assert collector.metric("loss") == pytest.approx({step: said["loss"] for step, said in told.items()}, rel=EXACT)
@@ -218,3 +223,192 @@ def test_float32_masters_come_back_from_checkpoints_bit_for_bit(loops: ModuleTyp
     assert all(map(torch.equal, trained, resumed))
     trained = loops.accelerate_with_masters(tmp_path / "saved", is_resumed=False)
     assert all(map(torch.equal, trained, loops.accelerate_with_masters(tmp_path / "saved", is_resumed=True)))
+
+
+CRITICAL = {
+    "id": 7,
+    "rule": "collapse",
+    "severity": "critical",
+    "state": "open",
+    "opened_step": 2,
+    "layers": 2,
+    "summary": "2 of 9 parameters fell.",
+    "url": "http://x/7",
+    "do_first": "Lower the weight decay.",
+}
+WORDS = "collapse (critical, #7): 2 of 9 parameters fell. Do first: Lower the weight decay. http://x/7"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bf16": True},
+        {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2},
+        {"gradient_accumulation_steps": 1, "max_steps": 4, "include_num_input_tokens_seen": "all"},
+    ],
+    ids=["bf16", "evaluations", "tokens"],
+)
+def test_the_callback_changes_nothing_of_a_trainer(
+    collector: Recorded, loops: ModuleType, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    """Also where ``train()`` is called twice, the second time from a checkpoint."""
+
+    checkpoint = str(tmp_path / "checkpoint-2") if "save_steps" in settings else None
+
+    def trained(*callbacks: object) -> list[object]:
+        model = loops.llama_with_lora()
+        trainer = loops.trainer_of(model, tmp_path, callbacks=callbacks, **settings)
+        left: list[object] = []
+        for resumed in (None, checkpoint):
+            trainer.train(resume_from_checkpoint=resumed)
+            left += [left_behind(model, trainer.optimizer.optimizer), loops.entries(trainer)]
+        return left
+
+    watched = loops.GradientCallback(url=collector.url, run="twice")
+    assert trained(watched) == trained()
+    assert [end["state"] for end in collector.ends] == ["finished"] * 2
+    assert collector.hellos[-1]["first_step"] == (0 if checkpoint is None else 2)
+    assert watched.watch._session.guard.caught == 0
+
+
+def test_the_documented_callback(
+    collector: Recorded, loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADCANARY_URL", collector.url)
+    bare = loops.trainer_of(loops.llama(), tmp_path)
+    names = {"Trainer": loops.Trainer, "model": bare.model, "args": bare.args, "data": bare.train_dataset}
+    exec(example("## In Hugging Face's Trainer"), names)
+    assert names["trainer"].state.global_step == len(COUNTS)
+    assert collector.runs == {"sdxl-0412"}
+    assert collector.steps() == list(range(len(COUNTS)))
+
+
+def test_the_verdict_is_in_the_log(
+    loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing before the collector answers, then numbers; words where something changed; reporters get the numbers."""
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.02)
+    incidents: list[dict[str, object]] = [{**CRITICAL, "id": 3, "severity": "information"}]
+    with collector_that(lambda _: Says(body=reply(tuple(incidents)))) as scripted:
+        callback, reporter = loops.GradientCallback(url=scripted.url, run="told"), loops.Reporter()
+
+        def change(*now: dict[str, object]) -> Callable[[], None]:
+            def wait() -> None:
+                incidents[:] = now
+                until(lambda: [each.id for each in callback.watch.incidents] == [each["id"] for each in now])
+
+            return wait
+
+        waits = {1: lambda: until(lambda: callback.watch.incidents), 2: change(CRITICAL), 4: change()}
+        callbacks = [loops.Waiting(waits), reporter, callback]
+        trainer = loops.trainer_of(loops.llama(), tmp_path, callbacks=callbacks)
+        trainer.train()
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [(entry.get("gradcanary/open_incidents"), entry.get("gradcanary/worst")) for entry in history] == [
+        (0, 0),
+        (1, 2),
+        (1, 2),
+        (0, 0),
+        (0, 0),
+        (0, 0),
+    ]
+    over = "collapse (#7) is over. http://x/7"
+    assert [entry.get("gradcanary/verdict") for entry in history] == [None, WORDS, None, over, None, None]
+    assert [logs["gradcanary/worst"] for logs in reporter.logs if "loss" in logs] == [0, 2, 2, 0, 0, 0]
+    assert not any("gradcanary/verdict" in logs for logs in reporter.logs)
+    assert not any("gradcanary/worst" in logs for logs in reporter.logs if "loss" not in logs)
+    assert complaints(capsys.readouterr().err) == f"gradcanary: {WORDS}\ngradcanary: {over}\n"
+
+
+def test_the_log_says_nothing_while_the_collector_is_down(
+    loops: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = loops.GradientCallback(url="http://127.0.0.1:9", run="alone", stop_on="warning")
+    trainer = loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback])
+    trainer.train()
+    assert trainer.state.global_step == len(COUNTS)
+    assert not any(key.startswith("gradcanary/") for entry in trainer.state.log_history for key in entry)
+    assert (callback.watch.should_stop, callback.watch.stop_reason) == (False, None)
+
+
+def test_a_critical_incident_stops_the_trainer_and_a_resumed_one_goes_on(
+    module_collector: Collector,
+    loops: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A threshold that all layers are under: it stays so after the resume, and the same incident comes back."""
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.QUIET_S", 0.02)
+
+    def trainer_with(callback: object, **settings: object) -> object:
+        saving = {"save_strategy": "steps", "save_steps": 10**6, "logging_steps": 10**6, "max_steps": 10**5}
+        settings = {**saving, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 1, **settings}
+        return loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback], **settings)
+
+    def callback_with(**settings: object) -> object:
+        return loops.GradientCallback(
+            url=module_collector.url, run="stops", absmax_below=1e6, stop_on="critical", **settings
+        )
+
+    alerted: list[int] = []
+    callback = callback_with(on_alert=lambda _: alerted.append(trainer.state.global_step))
+    trainer = trainer_with(callback)
+    trainer.train()
+    stopped = trainer.state.global_step
+    assert 0 < alerted[0] <= stopped <= alerted[0] + 3
+    (incident,) = module_collector.get("/api/v1/incidents", run="stops").json()["incidents"]
+    assert callback.watch.stop_reason.startswith(f"collapse (critical, #{incident['id']}): All 21 parameters")
+    assert incident["explanation"]["do_first"] in callback.watch.stop_reason
+    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    assert (last["step"], last["gradcanary/worst"]) == (stopped, 2)
+    assert last["gradcanary/verdict"].endswith(f"stopped because of collapse (critical, #{incident['id']})")
+    assert (tmp_path / f"checkpoint-{stopped}" / "trainer_state.json").exists()
+    assert (incident["state"], incident["run_state"]) == ("ended", "finished")
+    assert "stop_on: the training is to end after this step" in capsys.readouterr().err
+
+    callback = callback_with()
+    waiting = loops.Waiting({stopped + 240: lambda: until(lambda: callback.watch.incidents)})
+    trainer = trainer_with(callback, max_steps=stopped + 250)
+    trainer.add_callback(waiting)
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{stopped}"))
+    assert trainer.state.global_step == stopped + 250
+    assert [each.id for each in callback.watch._session.sender.open_at_end] == [incident["id"]]
+    assert not callback.watch.should_stop
+
+
+def test_the_callback_leaves_a_watch_of_the_script_open(collector: Recorded, loops: ModuleType, tmp_path: Path) -> None:
+    """Of the model, or of all optimizers; ``stop_on`` of the callback holds for it."""
+    for known in (True, False):
+        model = loops.llama()
+        with gradcanary.watch(*([model] if known else []), url=collector.url, run="script") as watch:
+            callback = loops.GradientCallback(url=collector.url, stop_on="warning")
+            loops.trainer_of(model, tmp_path, callbacks=[callback]).train()
+            assert callback.watch is watch
+            assert watch.stop_on == "warning"
+            assert len(collector.ends) == (0 if known else 1)
+    assert len(collector.ends) == 2
+
+
+def test_an_error_in_the_callback_ends_no_training(
+    loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = loops.GradientCallback(url="http://127.0.0.1:9", run="faulty")
+    monkeypatch.setattr(callback, "_report_changes", lambda: 1 / 0)
+    trainer = loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback])
+    trainer.train()
+    assert trainer.state.global_step == len(COUNTS)
+    assert callback.watch._session.guard.caught == 2 * len(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"every": 7}, ValueError), ({"stop_on": "information"}, ValueError), ({"colour": "red"}, TypeError)],
+)
+def test_the_callback_refuses_wrong_settings_at_once(
+    loops: ModuleType, settings: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=next(iter(settings))):
+        loops.GradientCallback(**settings)

@@ -29,6 +29,7 @@ from support.agent.micro_gradients import (
     sums_of,
 )
 from support.agent.recorded import Recorded, recording
+from support.collectors import Collector
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -170,10 +171,37 @@ def test_the_callback_leaves_a_watch_of_the_script_open(collector: Recorded, loo
     assert len(collector.metric("afterwards")) == 1
 
 
+def test_a_critical_incident_stops_a_fit_between_two_windows(
+    module_collector: Collector,
+    loops: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    alerted: list[int] = []
+    monitor = loops.GradientMonitor(
+        url=module_collector.url,
+        run="stops",
+        absmax_below=1e6,
+        stop_on="critical",
+        on_alert=lambda _: alerted.append(trainer.global_step),
+    )
+    module, trainer = loops.Module(), loops.trainer_of(tmp_path, monitor, max_epochs=10_000)
+    trainer.fit(module)
+    assert 0 < alerted[0] <= trainer.global_step <= alerted[0] + 3
+    epochs, windows = divmod(trainer.global_step, 3)
+    assert len(module.losses) == epochs * BATCHES + sum(COUNTS[:windows]), "not within a window"
+    said = capsys.readouterr().err
+    assert monitor.watch.stop_reason in said
+    assert "stop_on: the training is to end after this step, because of collapse (critical, #1)" in said
+
+
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
         ({"every": 7}, ValueError),
+        ({"stop_on": "information"}, ValueError),
         ({"budget": 2}, ValueError),
         ({"colour": "red"}, TypeError),
         ({"model": 1}, TypeError),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,6 +94,38 @@ def test_only_the_cell_that_trains_is_run_again(run_cells: RunCells, collector: 
     assert errors == [""] * 4
     assert len(launches(collector)) == 1
     assert collector.steps() == list(range(6))
+
+
+SHOW = """
+from IPython.utils.capture import capture_output
+with capture_output() as shown:
+    watch.show(height=500)
+[output] = shown.outputs
+page, url = output.data["text/html"], output.data["text/plain"]
+assert url == watch.url and f'<iframe src="{url}"' in page and "height:500px" in page and f'<a href="{url}"' in page
+assert not shown.stdout
+"""
+
+
+def test_the_live_page_is_shown_in_a_cell(run_cells: RunCells) -> None:
+    assert run_cells(SETUP + MAKE, "watch = gradcanary.watch(model, optimizer, run='mine')" + TRAIN, SHOW) == [""] * 3
+
+
+def test_a_collector_that_is_away_is_a_sentence_and_no_traceback() -> None:
+    """In IPython, which asks the error what it shows."""
+    cell = "import gradcanary; gradcanary.Client('http://127.0.0.1:9').run('lora')"
+    ended = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", cell],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 1
+    assert "UnreachableError: the collector at http://127.0.0.1:9 does not answer" in said
+    assert "start it with 'gradcanary up'" in said
+    assert "Traceback" not in said
+    assert ".py" not in said
 
 
 def test_a_cell_that_fails_does_not_end_the_run_as_crashed(run_cells: RunCells, collector: Recorded) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import gradcanary
 from gradcanary import wire
+from support.agent.documented import example
 from support.agent.scripted import Training, until
 from support.collectors import Collector
 
@@ -137,3 +138,59 @@ def test_a_threshold_of_the_training_is_that_of_its_rules_and_figures(
             drawn = module_collector.get(f"{of_run}{figure}", stat="absmax", layer="0.weight").json()
             assert drawn["threshold"] == {"enter": enter, "exit": exit_of}
         assert module_collector.get(f"{of_run}/heatmap", stat="absmax").json()["threshold"] == {"enter": enter}
+
+
+def test_the_documented_loop_stops_with_a_reason_unless_somebody_knows_of_it(
+    module_collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/agent.md; the same run again goes on, because an earlier launch left that incident."""
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setenv("GRADCANARY_URL", module_collector.url)
+    monkeypatch.setenv("GRADCANARY_RUN", "stops")
+    monkeypatch.setenv("GRADCANARY_ABSMAX_BELOW", "1e6")
+    monkeypatch.chdir(tmp_path)
+
+    def run(steps: int) -> dict[str, object]:
+        training, taken = Training(), []
+
+        def loss_of(batch: torch.Tensor) -> torch.Tensor:
+            taken.append(batch)
+            return training.model(batch).square().mean()
+
+        known = {"gradcanary": gradcanary, "torch": torch, "model": training.model, "optimizer": training.optimizer}
+        names = {**known, "loss_of": loss_of, "loader": (torch.randn(4, 4) for _ in range(steps)), "taken": taken}
+        exec(example("### `stop_on`"), names)
+        return names
+
+    names = run(20_000)
+    assert 0 < len(names["taken"]) < 20_000
+    reason = names["watch"].stop_reason
+    assert capsys.readouterr().out == f"{reason}\n"
+    assert reason.startswith("collapse (critical, #")
+    assert "All 4 parameters went under the threshold given for them" in reason
+    assert torch.load("stopped.pt").keys() == names["model"].state_dict().keys()
+    names = run(400)
+    assert len(names["taken"]) == 400
+    assert names["watch"].stop_reason is None
+
+
+def test_an_acknowledgement_lets_the_training_go_on(
+    module_collector: Collector, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    training, url = Training(), module_collector.url
+    with gradcanary.watch(
+        training.model, training.optimizer, url=url, run="acked", absmax_below=1e6, stop_on="critical"
+    ) as watch:
+        training.steps(30)
+        until(lambda: watch.should_stop)
+        assert typed("ack", watch.incidents[0].id, "--url", url)[0] == 0
+        until(lambda: training.steps(1) or not watch.should_stop)
+        assert watch.incidents[0].acknowledged
+    with gradcanary.watch(
+        training.model, training.optimizer, url=url, run="silenced", absmax_below=1e6, stop_on="critical"
+    ) as watch:
+        assert typed("silence", "--run", "silenced", "--for", "1h", "--url", url)[0] == 0
+        training.steps(30)
+        until(lambda: watch.incidents)
+        assert (watch.incidents[0].silenced, watch.should_stop) == (True, False)

@@ -62,29 +62,35 @@ def hooks_left() -> int:
 def test_the_public_names():
     assert gradcanary.__all__ == [
         "Alert",
+        "Client",
         "TrainingConfig",
         "Watch",
         "__version__",
         "create_stable_optimizer",
         "fp32_accumulators",
         "fp32_masters",
+        "integrations",
         "setup_training",
         "step",
         "watch",
     ]
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
+        "should_stop",
+        "stop_on",
+        "stop_reason",
         "log",
         "observe_accumulator",
         "step",
         "pause",
+        "show",
         "close",
         "matches",
         "close_for_next",
     ]
     assert list(inspect.signature(gradcanary.watch).parameters) == [
         "model", "optimizer", "run", "url", "token", "every", "budget", "include", "exclude", "absmax_below",
-        "norm_below", "collapse_below", "step", "crash_message", "environment", "metrics", "on_alert",
+        "norm_below", "collapse_below", "step", "crash_message", "environment", "metrics", "stop_on", "on_alert",
     ]  # fmt: skip
 
 
@@ -119,6 +125,8 @@ def test_the_public_names():
         ({"step": -1}, ValueError, r"watch\(step=\) is -1"),
         ({"step": 1.5}, ValueError, r"watch\(step=\) is 1.5"),
         ({"step": "soon"}, ValueError, r"watch\(step=\) is 'soon'"),
+        ({"stop_on": "information"}, ValueError, r"watch\(stop_on=\) is 'information': it must be 'warning' or 'crit"),
+        ({"stop_on": True}, ValueError, r"watch\(stop_on=\) is True: it must be 'warning' or 'critical'"),
         ({"on_alert": "mail"}, TypeError, r"watch\(on_alert=\) is a str"),
         ({"run": ""}, ValueError, r"watch\(run=\) is ''"),
         ({"run": 5}, ValueError, r"watch\(run=\) is 5"),

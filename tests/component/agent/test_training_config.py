@@ -1,7 +1,6 @@
 """What is set up from a configuration: real optimizers, real sums, and the loop of the documentation."""
 
 import io
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -13,13 +12,12 @@ from torch import nn
 
 import gradcanary
 from gradcanary import TrainingConfig, create_stable_optimizer, setup_training
+from support.agent.documented import example
 from support.agent.exact_sums import accumulate, assert_nothing_is_left, assert_same, micro_gradients, summed_in, truth
 from support.agent.fixtures import complaints
 from support.agent.recorded import Recorded, recording
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-LOOP = re.compile(r"## For people who begin\n.*?```python\n(.*?)```", re.DOTALL)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "agent.md"
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +212,7 @@ def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     computed = []
     model[0].register_forward_hook(lambda _module, _inputs, found: computed.append(found.dtype))
     given = {"model": model, "loader": [each.to(dtype) for each in batches()], "loss_of": loss_of, "device": "cpu"}
-    (loop,) = LOOP.findall(DOCUMENT.read_text("utf-8"))
+    loop = example("## For people who begin")
     exec(loop, given)
     assert_same(parameters_of(model), trained_by_hand(config, dtype))
     assert not torch.equal(model[0].weight, model_of(dtype)[0].weight)

@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import gradcanary
 from gradcanary.lightning import GradientMonitor
+from gradcanary.transformers import GradientCallback
 from support.agent.micro_gradients import MicroGradients
 
 RANKS, K, BATCHES, EPOCHS = 2, 2, 5, 2
@@ -61,8 +62,9 @@ def train_by_transformers(url: str | None, folder: str) -> tuple[nn.Module, Micr
         disable_tqdm=True,
     )
     micro = MicroGradients(model)
-    with watched(url, model):
-        Trainer(model, told, train_dataset=[{"input_ids": each, "labels": each} for each in tokens]).train()
+    data = [{"input_ids": each, "labels": each} for each in tokens]
+    callbacks = [] if url is None else [GradientCallback(url=url, run="ranks")]
+    Trainer(model, told, train_dataset=data, callbacks=callbacks).train()
     return model, micro
 
 

@@ -124,13 +124,16 @@ class Store:
             lambda c, run: charts.build_metrics(c, archive, run, charts.MetricSelector((), ()), span)
         )
         found["layers"] = self.read(lambda c, run: layer_table.build_layer_table(c, archive, run.run_id))
-        found["samples"] = self.read(
-            lambda _, run: sum(len(p.columns.steps) for p in charts.iter_samples(self.database, archive, run.run_id))
-        )
+        found["samples"] = sum(len(piece.columns.steps) for piece in self.samples())
         for each in found.values():
             if isinstance(each, dict):
                 each.pop("marks", None)  # they hold numbers of incidents, which are never used again
         return json.dumps(found)
+
+    def samples(self):
+        """Every sample of the run, in the order of steps."""
+        run_id, segments = self.read(lambda c, run: (run.run_id, self.archive.segments(c, run.run_id, None, None)))
+        return charts.iter_samples(self.database, self.archive, run_id, segments)
 
     def rows(self):
         """Return what agents told, by table, as it is whatever was tried, compacted and delivered."""

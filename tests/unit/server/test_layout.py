@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 SERVER = Path(__file__).parents[3] / "server" / "gradcanary_server"
-PACKAGES = ("", "rules", "storage", "tsdb auth", "incidents", "ingest notify", "ops", "api", "app")
+PACKAGES = ("", "rules", "storage", "tsdb auth", "incidents", "ingest notify", "ops", "api", "mcp", "app")
 """From the ground up, "" for the modules beside the packages; those of one line do not know each other."""
 
 RANKS = {name: rank for rank, names in enumerate(PACKAGES) for name in (names.split() or [""])}

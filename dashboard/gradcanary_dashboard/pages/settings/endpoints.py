@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard.analysis import severity
+from gradcanary.display.verdict import SEVERITIES
 from gradcanary_dashboard.components import elements, endpoint_text, forms, static
 from gradcanary_dashboard.components.endpoint_text import Endpoint
 from gradcanary_dashboard.components.static import TREES
@@ -155,5 +155,5 @@ def _changing(contents: Mapping[str, Any]) -> html.Div:
 def _severities(name: str, chosen: str | None) -> html.Fieldset:
     """Return the choice of the least severity that is told."""
     words = {"information": "information", "warning": "warning", "critical": "critical only"}
-    options = {each: words[each] for each in severity.SEVERITIES}
+    options = {each: words[each] for each in SEVERITIES}
     return forms.choice(name, "Tell it of, at least", options, chosen)

@@ -354,6 +354,41 @@ def test_alerts_come_once_on_the_sender_thread_and_their_errors_stay_there(caplo
     assert caplog.text.count("on_alert failed") == 1
 
 
+def test_an_incident_sets_a_flag_to_poll(monkeypatch):
+    """Not the one that was open before, and not once it is acknowledged; the reason stays when the watch ends."""
+    monkeypatch.setenv("GRADCANARY_STOP_ON", "critical")
+    incidents = [brief(7, "critical")]
+
+    def script(told: Told) -> Says:
+        return Says(body=reply(() if told.kind == "end" else tuple(incidents)))
+
+    with collector_that(script) as collector:
+        training = Training()
+        with gradcanary.watch(training.model, training.optimizer, url=collector.url) as watch:
+            assert watch.stop_on == "critical"
+            training.steps(2)
+            until(lambda: watch.incidents)
+            assert (watch.should_stop, watch.stop_reason) == (False, None)
+            for change, expected in (
+                ({}, True),
+                ({"acknowledged": True}, False),
+                ({"silenced": True}, False),
+                ({}, True),
+            ):
+                incidents[1:] = [{**brief(8, "critical"), "do_first": "Lower the rate.", **change}]
+                training.steps(1)
+                until(lambda wanted=expected: watch.should_stop is wanted)
+    assert watch.should_stop
+    assert watch.stop_reason == ("collapse (critical, #8): 2 of 4 parameters fell Do first: Lower the rate. http://x/1")
+
+
+def test_nothing_should_stop_while_the_collector_is_down():
+    training = Training()
+    with gradcanary.watch(training.model, training.optimizer, url="http://127.0.0.1:9", stop_on="warning") as watch:
+        training.steps(5)
+        assert (watch.should_stop, watch.stop_reason) == (False, None)
+
+
 def test_alert_callback_may_close_the_watch():
     def on_alert(_: gradcanary.Alert) -> None:
         watch.close()

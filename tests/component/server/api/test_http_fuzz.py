@@ -140,6 +140,8 @@ BOUNDS = {
     "/api/v1/runs/ill/metrics?": {**STEPS, "points": (1, 5_000)},
     "/api/v1/runs/ill/export.csv?": STEPS,
     "/api/v1/runs/ill/metrics.csv?": STEPS,
+    "/api/v1/runs/ill/samples?": STEPS,
+    "/api/v1/runs/ill/points?": STEPS,
     "/api/v1/runs?": {"limit": (1, 1_000)},
     "/api/v1/incidents?": {"limit": (1, 100), "detailed": (0, 100)},
     "/api/v1/storage?": {"limit": (1, 1_000)},
@@ -267,6 +269,8 @@ OF_A_FORM = {
     "GET /api/v1/runs/{run}/metrics": "tags",
     "GET /api/v1/runs/{run}/metrics.csv": "tags",
     "GET /api/v1/runs/{run}/export.csv": "match",
+    "GET /api/v1/runs/{run}/points": "tags",
+    "GET /api/v1/runs/{run}/samples": "match",
     "GET /api/v1/silences/preview": "match",
 }
 """Left out of what fits: where the following page begins, as the collector said it, JSON in a text, expressions."""

@@ -12,7 +12,9 @@ from fastapi.testclient import TestClient
 from prometheus_client.openmetrics import parser as openmetrics
 from sqlalchemy import text
 
+from gradcanary import wire
 from gradcanary_server.app import create_app
+from gradcanary_server.notify import endpoints
 from gradcanary_server.ops import process as ops_process
 from gradcanary_server.settings import Settings
 from support.server.metrics import samples
@@ -66,6 +68,8 @@ def test_metrics_of_runs_and_rules(served):
     assert [found["gradcanary_open_incidents", each] for each in ("information", "warning", "critical")] == [0, 0, 1]
     assert found["gradcanary_runs",] == 3
     assert found["gradcanary_store_bytes",] > 100_000
+    has_disk = served.app.state.services.database.has_one_writer
+    assert (found.get(("gradcanary_store_free_bytes",), 0) > 0) is has_disk, "PostgreSQL's disk is its server's"
     assert found["process_resident_memory_bytes",] > 1e6
 
     def rise(*key):
@@ -81,6 +85,38 @@ def test_metrics_of_runs_and_rules(served):
     assert not [key for key in found if "sick" in key], "nor has one in the archive"
     assert rise("gradcanary_ingest_batches_total", "duplicate") == 1
     assert rise("gradcanary_ingest_batches_total", "refused") == 1
+
+
+def test_a_run_that_crashed_is_there_for_an_hour_or_until_it_starts_again(served):
+    crash = wire.Crash("ValueError", "no", (), None, None)
+    for name in ("again", "long_ago", "crashed"):
+        send(served, name, healthy(10, 4)).post("/end", wire.End("crashed", 9, "ValueError", crash)).raise_for_status()
+    Session("", run="again", session="two", client=served).send(Stream(healthy(10, 4), first_step=10), launch="two")
+    with served.app.state.services.database.write() as connection:
+        connection.execute(text("UPDATE run SET last_seen = last_seen - 3601 WHERE name = 'long_ago'"))
+    states = {key[1:] for key in samples(served) if key[0] == "gradcanary_run_state"}
+    assert {("crashed", "crashed"), ("again", "live")} <= states
+    assert {name for name, state in states if state == "crashed"} == {"crashed"}
+
+
+def test_endpoints_that_fail_are_counted_until_they_succeed_or_are_deleted(served):
+    def failing():
+        return samples(served)["gradcanary_endpoints_failing",]
+
+    assert failing() == 0
+    made = served.post("/api/v1/endpoints", json={"url": "https://hook.example/"}).json()
+    with served.app.state.services.database.write() as connection:
+        endpoints.record_failure(connection, made["id"], 1.0, "500", permanent=False)
+    assert failing() == 1
+    with served.app.state.services.database.write() as connection:
+        endpoints.record_success(connection, made["id"], 2.0)
+    assert failing() == 0
+    with served.app.state.services.database.write() as connection:
+        endpoints.record_failure(connection, made["id"], 3.0, "410", permanent=True)
+    assert failing() == 1, "disabled by failures"
+    served.patch(f"/api/v1/endpoints/{made['id']}", json={"enabled": True}).raise_for_status()
+    served.patch(f"/api/v1/endpoints/{made['id']}", json={"enabled": False}).raise_for_status()
+    assert failing() == 0, "disabled by a person"
 
 
 def test_a_rule_that_recovered_is_at_zero_and_one_of_the_whole_run_at_one(served):

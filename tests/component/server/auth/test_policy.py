@@ -33,6 +33,8 @@ SESSION = "/api/v1/runs/r/sessions/s"
         ("POST", "/_refresh", "read"),
         ("DELETE", "/_refresh", "admin"),
         ("POST", "/_dash-update-component", "read"),
+        ("POST", "/mcp", "read"),
+        ("DELETE", "/mcp", "admin"),
         ("DELETE", "/api/v1/runs/r", "admin"),
         ("POST", "/api/v1/incidents/1/ack", "admin"),
         ("POST", "/api/v1/silences", "admin"),
@@ -71,6 +73,7 @@ API = {
         GET /runs, GET /runs/{run}, GET /runs/{run}/layers, GET /runs/{run}/layers/{layer:path},
         GET /runs/{run}/series, GET /runs/{run}/heatmap,
         GET /runs/{run}/metrics, GET /runs/{run}/export.csv, GET /runs/{run}/metrics.csv, GET /runs/{run}/recording,
+        GET /runs/{run}/samples, GET /runs/{run}/points,
         GET /rules, GET /incidents, GET /incidents/{number}, GET /incidents/{number}/picture.png,
         GET /silences, GET /silences/preview, GET /endpoints, GET /endpoints/{number},
         GET /endpoints/{number}/deliveries, GET /storage, GET /openapi.json""",
@@ -90,11 +93,12 @@ OTHERS = {
         GET /_download/runs, GET /_download/incident, GET /_download/incidents, GET /assets/pages-{hash}.js,
         GET /assets/pages-{hash}.css, GET /assets/{path:path},
         GET /_dash-component-suites/{package_name}/{fingerprinted_path:path}, GET /_dash-layout,
-        GET /_dash-dependencies, POST /_dash-update-component, GET /_reload-hash, GET /_favicon.ico""",
+        GET /_dash-dependencies, POST /_dash-update-component, GET /_reload-hash, GET /_favicon.ico,
+        POST /mcp, GET /mcp""",
     "nothing": "GET /healthz, GET /readyz, GET /sign-in, POST /sign-in, POST /sign-out",
     "admin": """
         GET /api/{rest:path}, POST /api/{rest:path}, PUT /api/{rest:path}, PATCH /api/{rest:path},
-        DELETE /api/{rest:path}, POST /_trial""",
+        DELETE /api/{rest:path}, POST /_trial, PUT /mcp, PATCH /mcp, DELETE /mcp""",
 }
 EXPECTED = {
     f"{method} {prefix}{path}": None if scope == "nothing" else scope

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import event, func, select
 
 from gradcanary import wire
-from gradcanary_server.incidents import repository, service
+from gradcanary_server.incidents import repository
+from gradcanary_server.incidents.briefs import Briefs
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage import runs
 from gradcanary_server.storage.schema import batch, session
@@ -265,7 +266,7 @@ def test_runs_in_turn_are_judged_by_their_own_layers(archive):
             archive.ingest.batch(name, "s", seq, wire.dump(stream.batch(10 * seq, 10 * seq + 10)))
     with archive.database.read() as connection:
         for name, of in names.items():
-            (brief,) = service.open_briefs(connection, runs.get_run(connection, name).run_id, "http://here")
+            (brief,) = Briefs("http://here").read(connection, runs.get_run(connection, name).run_id, 0.0)
             case = repository.latest_incident(connection, runs.get_run(connection, name).run_id, "nonfinite")
             known = repository.layer_names(connection, runs.get_run(connection, name).run_id)
             assert {known[layer] for layer in case.members} == set(of[:2])

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from gradcanary_server.api.runs import end_and_delete
 from gradcanary_server.app import create_app
 from gradcanary_server.incidents import detail, name_patterns, repository, service, text
+from gradcanary_server.incidents.briefs import Briefs
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.settings import Settings
 from gradcanary_server.storage.database import Database
@@ -296,11 +297,11 @@ def test_marks_are_where_it_began_and_ended(store):
 
 def test_the_agent_hears_what_is_open(store):
     store.record(fired(0))
-    [brief] = read(store, service.open_briefs, 1, URL)
+    [brief] = read(store, Briefs(URL).read, 1, 0.0)
     assert (brief.id, brief.rule, brief.layers, brief.url) == (1, "collapse", 1, f"{URL}/runs/sdxl?incident=1")
     assert brief.summary.startswith("1 of 300 parameters (blocks.0.attn.lora_A.weight) fell")
     store.record(resolved(0))
-    assert read(store, service.open_briefs, 1, URL) == ()
+    assert read(store, Briefs(URL).read, 1, 0.0) == ()
 
 
 def test_a_new_report_has_news(store):

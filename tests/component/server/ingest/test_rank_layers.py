@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from gradcanary import wire
 from gradcanary_server.api import charts
-from gradcanary_server.incidents import repository, service
+from gradcanary_server.incidents import repository
+from gradcanary_server.incidents.briefs import Briefs
 from gradcanary_server.ingest import rank_layers
 from gradcanary_server.ingest.shard_stream import BACKOFF_S, LAG_S
 from gradcanary_server.rules.config import Rules
@@ -283,7 +284,7 @@ def test_a_collapse_of_another_rank_opens_an_incident_with_its_layers(archive):
     for seq in range(1, 8):
         post(archive, 0, seq, first.batch(50 * seq, 50 * seq + 50))
         post(archive, 1, seq, second.batch(50 * seq, 50 * seq + 50))
-    (brief,) = archive.read(lambda c, run: service.open_briefs(c, run.run_id, "http://here"))
+    (brief,) = archive.read(lambda c, run: Briefs("http://here").read(c, run.run_id, 0.0))
     assert (brief.rule, brief.layers) == ("collapse", 3)
     case = archive.read(lambda c, run: repository.latest_incident(c, run.run_id, "collapse"))
     assert set(case.members) == {3, 4, 5}

@@ -17,7 +17,7 @@ from gradcanary_server.api import layer_table
 from gradcanary_server.api import runs as api_runs
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incidents import liveness
-from gradcanary_server.incidents import service as incident_service
+from gradcanary_server.incidents.briefs import Briefs
 from gradcanary_server.ingest import service as ingest_service
 from gradcanary_server.ingest import shard_stream
 from gradcanary_server.ingest.shard_stream import BACKOFF_S, LAG_S, STALL_S
@@ -415,9 +415,9 @@ def test_a_resumed_run_has_come_as_far_as_all_its_ranks(archive):
         archive.ingest.hello(RUN, f"s{part.rank}", wire.dump(part.hello(launch="two")))
         for seq, message in enumerate(part.batches(10)):
             if seq == 1 and part.rank == 1:
-                assert not archive.read(lambda c, run: incident_service.open_briefs(c, run.run_id, ""))
+                assert not archive.read(lambda c, run: Briefs("").read(c, run.run_id, 0.0))
             archive.ingest.batch(RUN, f"s{part.rank}", seq, wire.dump(message))
-    (brief,) = archive.read(lambda c, run: incident_service.open_briefs(c, run.run_id, ""))
+    (brief,) = archive.read(lambda c, run: Briefs("").read(c, run.run_id, 0.0))
     assert brief.rule == "collapse"
 
 
@@ -497,7 +497,7 @@ def test_pages_show_the_ranks_and_a_collapse_of_the_whole(archive):
     )
     assert [(each["session"], each["rank"]) for each in detail["sessions"]] == [("r0", 0), ("r1", 1)]
     assert detail["gaps"] == []
-    (brief,) = archive.read(lambda c, run: incident_service.open_briefs(c, run.run_id, "http://here"))
+    (brief,) = archive.read(lambda c, run: Briefs("http://here").read(c, run.run_id, 0.0))
     assert (brief.rule, brief.layers) == ("collapse", 1)
     finish(archive, parts)
     assert archive.read(lambda _, run: run.ended) == "finished"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from gradcanary import wire
-from gradcanary_server.api import charts, layer_table
+from gradcanary_server.api import layer_table
 from gradcanary_server.storage.schema import batch, session, tile
 from gradcanary_server.tsdb import compaction, rollup, tiles
 from support import streams
@@ -115,9 +115,7 @@ def test_a_live_run_keeps_less_than_a_tile_in_the_log(archive):
 
 
 def sampled(archive):
-    run_id = archive.read(lambda _, run: run.run_id)
-    pieces = charts.iter_samples(archive.database, archive.archive, run_id)
-    return [step for piece in pieces for step in piece.columns.steps.tolist()]
+    return [step for piece in archive.samples() for step in piece.columns.steps.tolist()]
 
 
 def test_single_step_batches_fill_tiles(archive):

@@ -1,4 +1,4 @@
-"""What the commands share: time spans, pages of an answer, tables at the width of a terminal."""
+"""What the commands share: time spans, tables at the width of a terminal."""
 
 import argparse
 from datetime import timedelta
@@ -7,7 +7,6 @@ import pytest
 
 from gradcanary import cli, terminal
 from gradcanary.cli import console
-from gradcanary.cli.console import CollectorClient
 
 
 @pytest.mark.parametrize(
@@ -27,26 +26,6 @@ def test_attach_takes_the_same_time_spans(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["attach", "999999999", "--for", "0s"])
     assert "argument --for: '0s' is not a time span: 45s, 30m, 8h, 3d" in capsys.readouterr().err
-
-
-class PagedClient(CollectorClient):
-    """Answers with one item a page, without a collector."""
-
-    def __init__(self, pages):
-        super().__init__("http://127.0.0.1:9", None)
-        self.pages_left = list(pages)
-        self.queries = []
-
-    def request(self, method, path, body=None, **query):
-        self.queries.append((method, path, query.get("after", "first")))
-        return {"runs": [self.pages_left.pop(0)], "next": self.pages_left[0] if self.pages_left else None}
-
-
-def test_pages_are_read_to_the_end_or_to_the_limit():
-    client = PagedClient("abc")
-    assert client.pages("/runs", "runs", "after", 5) == (["a", "b", "c"], None)
-    assert client.queries == [("GET", "/runs", "first"), ("GET", "/runs", "b"), ("GET", "/runs", "c")]
-    assert PagedClient("abc").pages("/runs", "runs", "after", 2) == (["a", "b"], "c")
 
 
 def test_a_table_is_as_wide_as_its_entries_and_wraps():

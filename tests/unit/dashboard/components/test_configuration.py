@@ -1,10 +1,11 @@
 """What ran: facts and changes unfolded, the rest folded; one line for groups that are alike."""
 
+import json
 from typing import Any
 
 import pytest
 
-from gradcanary_dashboard.components import configuration
+from gradcanary_dashboard.components import configuration, static
 from support.api_answers import layer, run, session, text_of
 
 ENVIRONMENT = {
@@ -119,3 +120,79 @@ def test_a_learning_rate_is_told_beside_a_change_of_its_group_and_without_one_lo
     assert "Step 600: weight_decay of group 1, 0 to 100,000" in words
     assert "lr of group 0" not in words
     assert "2e-5 to" not in words
+
+
+def beside(tracker: str, url: str | None, store: str | None = None) -> dict[str, Any]:
+    named = {"tracker": tracker, "id": "team/toy/1", "name": "lora 16", "url": url, "store": store}
+    return launch(environment={**ENVIRONMENT, "trackers": [named]})
+
+
+def drawn(*launches: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the text of the overview as the browser draws it, and what its links open."""
+    words, opened = "", []
+
+    def walk(trees: list[Any]) -> None:
+        nonlocal words
+        for tree in trees:
+            if isinstance(tree, str):
+                words += tree
+            else:
+                opened.extend([tree[1]["href"]] if "href" in tree[1] else [])
+                walk(tree[2:])
+
+    walk(json.loads(static.encode(configuration.overview(run(launches=list(launches)), [layer(0)]))))
+    return words, opened
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://wandb.ai/team/toy/runs/1", "wandb.ai"),
+        ("http://127.0.0.1:5000/#/experiments/1/runs/2", "127.0.0.1:5000"),
+        ("http://[::1]:5000", "[::1]:5000"),
+    ],
+)
+def test_a_run_of_a_tracker_is_a_link_with_its_host(url: str, host: str) -> None:
+    words, opened = drawn(beside("wandb", url))
+    assert f"W&Blora 16 at {host}" in words
+    assert opened == [url]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "javascript:alert(document.domain)//https://wandb.ai",
+        "data:text/html,<script>alert(1)</script>",
+        " https://wandb.ai",
+        "//wandb.ai/team",
+        "https://wandb.ai@evil.example/team",
+        "https://evil.example\\@wandb.ai/team",
+        "https://w\N{CYRILLIC SMALL LETTER A}ndb.ai/team",
+    ],
+)
+def test_any_other_address_is_text(url: str) -> None:
+    words, opened = drawn(beside("wandb", url))
+    assert opened == []
+    assert f"lora 16, team/toy/1, {url}" in words
+
+
+def test_a_run_without_an_address_says_what_it_is() -> None:
+    offline, _ = drawn(beside("wandb", None, "offline-run-7"))
+    assert "W&Blora 16, team/toy/1, offline run in offline-run-7" in offline
+    stored, _ = drawn(beside("mlflow", None, "sqlite:///mlflow.db"))
+    assert "MLflowlora 16, team/toy/1, kept in sqlite:///mlflow.db" in stored
+
+
+def test_of_a_sweep_the_newest_runs_are_shown() -> None:
+    (sweep,) = beside("wandb", None)["environment"]["trackers"]
+    runs = [{**sweep, "name": f"try {number}"} for number in range(20)]
+    words, _ = drawn(launch(environment={**ENVIRONMENT, "trackers": runs}))
+    assert "try 7," not in words
+    assert "try 19, team/toy/18 earlier runs" in words
+
+
+def test_an_earlier_launch_keeps_its_links() -> None:
+    url = "https://wandb.ai/team/toy/runs/1"
+    words, opened = drawn(beside("wandb", url), launch(environment=ENVIRONMENT))
+    assert opened == [url]
+    assert "W&B: lora 16 at wandb.ai" in words.partition("Launch 1")[2]

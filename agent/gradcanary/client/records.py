@@ -1,0 +1,208 @@
+"""What the collector knows of layers, incidents and silences, as records; a list of records becomes a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from gradcanary.client import frames
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+T = TypeVar("T")
+
+Json = Mapping[str, Any]
+
+
+def moment(text: str) -> datetime:
+    """Return a time of the API, RFC 3339 in UTC."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 does not read the Z
+
+
+def fill(kind: type[T], told: Json, **others: Any) -> T:  # noqa: ANN401 -- as the fields
+    """Return a record with the values of the API's keys that are named as its fields, and others."""
+    names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
+    same = {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in names}
+    return kind(**same, **others)
+
+
+@dataclass(frozen=True)
+class Records(Sequence[T], Generic[T]):
+    """A complete list of records of one ``kind``."""
+
+    kind: type[T]
+    items: tuple[T, ...]
+
+    @overload
+    def __getitem__(self, key: int) -> T: ...
+    @overload
+    def __getitem__(self, key: slice) -> Records[T]: ...
+    def __getitem__(self, key: int | slice) -> T | Records[T]:
+        return Records(self.kind, self.items[key]) if isinstance(key, slice) else self.items[key]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.items)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row for each record; a value that has parts is a dict or a list."""
+        return frames.to_pandas(self._columns())
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return the same rows as :meth:`to_pandas`."""
+        return frames.to_polars(self._columns())
+
+    def _columns(self) -> dict[str, list[object]]:
+        names = [each.name for each in fields(self.kind) if each.repr]  # type: ignore[arg-type]
+        return {name: [_plain(getattr(item, name)) for item in self.items] for name in names}
+
+
+def _plain(value: object) -> object:
+    """Return a value without dataclasses and tuples."""
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.repr}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A parameter with its last values (None: never measured) and its state by rule; ``json`` has all of the API."""
+
+    number: int
+    name: str
+    block: str
+    shape: tuple[int, ...]
+    dtype: str
+    step: int | None
+    state: str | None
+    absmax: float | None
+    norm: float | None
+    zero_fraction: float | None
+    nonfinite: float | None
+    update_ratio: float | None
+    rules: Mapping[str, str]
+    below_threshold: bool
+    baseline: float | None
+    json: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def decode(cls, told: Json) -> Layer:
+        """Return the layer of an answer of the API."""
+        return fill(cls, told, number=told["layer"], dtype=told["param_dtype"], json=told)
+
+
+@dataclass(frozen=True)
+class Ack:
+    """An acknowledgement: when, by whom, and why."""
+
+    at: datetime
+    by: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What happened, since when, what to do first, why, the evidence for it, and more."""
+
+    what: str
+    since: str
+    do_first: str
+    why: str
+    evidence: tuple[str, ...]
+    more: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter of an incident (``layer`` is None for the whole run, and for a metric); ``until_step`` is None while
+    it fires.
+    """
+
+    name: str
+    layer: int | None
+    severity: str
+    since_step: int
+    until_step: int | None
+    value: float | None
+    baseline: float | None
+    json: Json = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An incident; ``state`` is open, resolved (it recovered) or ended (its run ended first).
+
+    ``firing`` of ``parameters`` fire now, ``ever_fired`` did; all three are 0 for an incident of the whole run.
+    ``members`` is None in a list: ``Client.incident(id)`` has them. ``json`` has all of the API.
+    """
+
+    id: int
+    run: str
+    rule: str
+    severity: str
+    state: str
+    summary: str
+    opened: datetime
+    opened_step: int
+    since_step: int
+    resolved: datetime | None
+    resolved_step: int | None
+    resolution: str | None
+    acked: Ack | None
+    silenced_until: datetime | None
+    firing: int
+    ever_fired: int
+    parameters: int
+    caused_by: int | None
+    explanation: Explanation
+    url: str
+    members: tuple[Member, ...] | None
+    json: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def decode(cls, told: Json) -> Incident:
+        """Return the incident of an answer of the API."""
+        ack, silenced, counts = told["acked"], told["silenced"], told["counts"]
+        return fill(
+            cls,
+            told,
+            opened=moment(told["opened"]),
+            resolved=told["resolved"] and moment(told["resolved"]),
+            acked=ack and fill(Ack, ack, at=moment(ack["at"])),
+            silenced_until=silenced and moment(silenced["until"]),
+            firing=counts["firing"],
+            ever_fired=counts["ever"],
+            parameters=counts["layers"],
+            explanation=fill(Explanation, told["explanation"]),
+            members=tuple(fill(Member, each, json=each) for each in told["layers"]) if "layers" in told else None,
+            json=told,
+        )
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A silence: no notifications about these runs, this rule (None: each) and these parameters (None: all) ``until``
+    then; ``incidents`` are the open ones that it hides now.
+    """
+
+    id: int
+    run: str
+    rule: str | None
+    match: str | None
+    until: datetime
+    by: str
+    note: str
+    incidents: tuple[int, ...]
+
+    @classmethod
+    def decode(cls, told: Json) -> Silence:
+        """Return the silence of an answer of the API."""
+        return fill(cls, told, until=moment(told["until"]))

@@ -1,0 +1,218 @@
+"""Series and metrics: results in buckets of steps, each with minimum, mean, maximum and count."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from gradcanary.client import frames
+from gradcanary.client.buckets import PLANES, Buckets, Envelope
+from gradcanary.client.records import Json, moment
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+    import polars as pl
+
+Plane = Literal["min", "mean", "max", "count", "nonfinite"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The values of one parameter or metric: ``values`` has the bucket ``buckets.steps[i]`` at place i.
+
+    ``layer`` is the number of a parameter, None of a metric; ``tags`` are those of a metric.
+    """
+
+    name: str
+    layer: int | None
+    tags: Mapping[str, str]
+    buckets: Buckets
+    values: Envelope
+
+    @property
+    def title(self) -> str:
+        """The name, with the tags: ``clip_score{category=bottles}``."""
+        pairs = ", ".join(f"{tag}={value}" for tag, value in sorted(self.tags.items()))
+        return f"{self.name}{{{pairs}}}" if pairs else self.name
+
+    @property
+    def is_sampled(self) -> bool:
+        """True if no bucket holds more than one sample: minimum, mean and maximum are that sample."""
+        return max(self.values.samples(), default=0) <= 1
+
+    def plane(self, value: Plane | None) -> array[Any]:
+        """Return the minimum, mean, ... of each bucket; None: the samples. Raises ValueError if they were merged."""
+        if value is None and not self.is_sampled:
+            raise ValueError(
+                f"{self.title} has buckets of several samples: give value='min', 'mean' or 'max', or leave out points="
+            )
+        chosen: array[Any] = getattr(self.values, value or "min")
+        return chosen
+
+    def to_numpy(self, value: Plane | None = None) -> npt.NDArray[Any]:
+        """Return the values of :meth:`plane` [bucket]; NaN: no finite value."""
+        numpy = frames.require("numpy")
+        found: npt.NDArray[Any] = numpy.array(self.plane(value))
+        return found
+
+    @classmethod
+    def concat(cls, parts: Sequence[Line]) -> Line:
+        """Return parts of one line, in the order of steps, as one."""
+        buckets = Buckets.concat([part.buckets for part in parts])
+        values = Envelope.concat([part.values for part in parts])
+        return cls(parts[0].name, parts[0].layer, parts[0].tags, buckets, values)
+
+    def without_empty(self) -> Line:
+        """Return the line without buckets in which it has no sample."""
+        kept = [samples > 0 for samples in self.values.samples()]
+        if all(kept):
+            return self
+        return Line(self.name, self.layer, self.tags, self.buckets.cut(kept), self.values.cut(kept))
+
+
+class Lines:
+    """What series and metrics share: they hold lines, and become frames with a row for each bucket of each line in
+    which it has a sample.
+    """
+
+    lines: tuple[Line, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.lines)
+
+    def __getitem__(self, key: int | str) -> Line:
+        """Return a line by its place, its name, or its name with tags (``title``); raises KeyError or IndexError."""
+        if not isinstance(key, str):
+            return self.lines[key]
+        found = [line for line in self.lines if key in (line.title, line.name)]
+        if len({line.title for line in found}) != 1:
+            known = ", ".join(line.title for line in found or self.lines)
+            raise KeyError(f"{key!r} is {'none' if not found else 'several'} of these: {known}")
+        return found[0]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row for each bucket of each line: step, bucket_steps, time, name, min, mean, max, count, nonfinite.
+
+        ``count`` finite samples are in the bucket, and ``nonfinite`` others. If it is 1, the three values are that
+        sample. A bucket in which the line has no sample has no row.
+        """
+        return frames.to_pandas(self._columns())
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return the same rows as :meth:`to_pandas`."""
+        return frames.to_polars(self._columns())
+
+    def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
+        raise NotImplementedError
+
+    def _columns(self) -> dict[str, Any]:
+        numpy = frames.require("numpy")
+        lines = [line.without_empty() for line in self.lines]
+
+        def column(parts: Sequence[array[Any]]) -> Any:  # noqa: ANN401 -- an array
+            return numpy.concatenate([numpy.array(part) for part in parts or [array("d")]])
+
+        codes = numpy.repeat(numpy.arange(len(lines)), [len(line.buckets.steps) for line in lines])
+        return {
+            "step": column([line.buckets.steps for line in lines]),
+            "bucket_steps": column([line.buckets.widths for line in lines]),
+            "time": frames.to_times(column([line.buckets.times for line in lines])),
+            **self._labels(lines, codes),
+            **{plane: column([getattr(line.values, plane) for line in lines]) for plane in PLANES},
+        }
+
+
+@dataclass(frozen=True)
+class Series(Lines):
+    """A stat of some parameters of a run: a line for each, all with the same ``buckets``.
+
+    ``phases`` are the moments at which it was measured; ``enter`` is the absmax below which a parameter is low.
+    """
+
+    run: str
+    stat: str
+    phases: tuple[str, ...]
+    enter: float
+    buckets: Buckets
+    lines: tuple[Line, ...]
+
+    @classmethod
+    def concat(cls, parts: Sequence[Series]) -> Series:
+        """Return parts of one series, in the order of steps, as one."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        buckets = Buckets.concat([part.buckets for part in parts])
+        lines = tuple(
+            Line(
+                line.name, line.layer, line.tags, buckets, Envelope.concat([part.lines[place].values for part in parts])
+            )
+            for place, line in enumerate(first.lines)
+        )
+        phases = tuple(dict.fromkeys(phase for part in parts for phase in part.phases))
+        return cls(first.run, first.stat, phases, first.enter, buckets, lines)
+
+    def to_numpy(self, value: Plane | None = None) -> npt.NDArray[Any]:
+        """Return the values [bucket, parameter] at ``buckets.steps``; NaN: no finite value.
+
+        Without ``value`` these are the samples; raises ValueError if some were merged: then choose min, mean or max.
+        """
+        numpy = frames.require("numpy")
+        planes = [line.to_numpy(value) for line in self.lines]
+        found: npt.NDArray[Any] = numpy.stack(planes, axis=1) if planes else numpy.empty((len(self.buckets.steps), 0))
+        return found
+
+    def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
+        return {"layer": frames.Labels(codes, [line.name for line in lines])}
+
+
+@dataclass(frozen=True)
+class Metrics(Lines):
+    """Logged metrics of a run, such as loss and learning rates: a line for each name and tags, with its own buckets."""
+
+    run: str
+    lines: tuple[Line, ...]
+
+    @classmethod
+    def decode(cls, run: str, metrics: Sequence[Json], rows: Iterator[list[str]]) -> Metrics:
+        """Return these metrics (name and tags) of the rows of the API's CSV: step, time, then a cell for each."""
+        none = Buckets.empty(), Envelope(array("d"), array("d"), array("d"), array("i"), array("i"))
+        of_title = {line.title: line for line in (Line(m["name"], None, m["tags"], *none) for m in metrics)}
+        _, _, *titles = next(rows)
+        points = [(array("q"), array("d"), array("d")) for _ in titles]
+        for step, time, *cells in rows:
+            at, when = int(step), moment(time).timestamp() if time else math.nan
+            for (steps, times, values), cell in zip(points, cells, strict=True):
+                if cell:
+                    steps.append(at)
+                    times.append(when)
+                    number = float(cell)
+                    values.append(number if math.isfinite(number) else math.nan)
+        lines = []
+        for title, (steps, times, values) in zip(titles, points, strict=True):
+            # An apostrophe keeps a spreadsheet from running a name as a formula.
+            line = of_title.get(title) or of_title.get(title.removeprefix("'"))
+            if line is not None and steps:
+                count = array("i", map(math.isfinite, values))
+                envelope = Envelope(values, values, values, count, array("i", (1 - each for each in count)))
+                lines.append(
+                    replace(line, buckets=Buckets(steps, array("q", [1]) * len(steps), times), values=envelope)
+                )
+        return cls(run, tuple(lines))
+
+    def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
+        names = list(dict.fromkeys(line.name for line in lines))
+        tags = list(dict.fromkeys(json.dumps(dict(line.tags), sort_keys=True) for line in lines))
+        numpy = frames.require("numpy")
+        name_of = numpy.array([names.index(line.name) for line in lines], numpy.intp)
+        tags_of = numpy.array([tags.index(json.dumps(dict(line.tags), sort_keys=True)) for line in lines], numpy.intp)
+        return {"metric": frames.Labels(name_of[codes], names), "tags": frames.Labels(tags_of[codes], tags)}

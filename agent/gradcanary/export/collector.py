@@ -1,0 +1,235 @@
+"""The API of a collector for scripts and commands: JSON in, JSON out.
+
+CollectorError           a request failed; the message says what to do
+├── UnreachableError     nothing answers there
+├── AccessError          no token, a wrong one, or one that may not do this
+├── NotFoundError        there is no such run, layer, incident or silence
+└── VersionError         the collector is older or newer than this package
+
+Whatever needs HTTP or TLS is imported by the function that uses it: ``gradcanary run`` starts a training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import io
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from gradcanary import __version__
+
+if TYPE_CHECKING:
+    import ssl
+    from http.client import HTTPResponse
+
+    from gradcanary.export.transport import Answer
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+BLOCK_BYTES = 2**18
+"""Bytes of a block of an answer, at most."""
+
+STREAM_TIMEOUT_S = 120.0
+"""For the next block of an answer: the collector may have to look for samples through a long run."""
+
+Value = str | int | Sequence[str | int] | None
+
+TOKEN = """\
+Give a token with {token} or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
+collector runs."""  # noqa: S105 -- a sentence
+
+
+class CollectorError(Exception):
+    """A request to the collector failed; ``is_refusal``: because of the arguments of the command.
+
+    ``field`` is the argument in the API, empty if the collector names none.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False, field: str = "") -> None:
+        super().__init__(message)
+        self.is_refusal, self.field = is_refusal, field
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback, which would only show the insides of the client."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UnreachableError(CollectorError):
+    """Nothing answers at the address of the collector."""
+
+
+class AccessError(CollectorError):
+    """The collector wants a token, another one, or one with more rights."""
+
+
+class NotFoundError(CollectorError):
+    """There is no such run, layer, incident or silence."""
+
+
+class VersionError(CollectorError):
+    """The collector and this package do not understand each other."""
+
+
+class CollectorClient:
+    """The API of one collector: JSON in, JSON out, one connection per request."""
+
+    def __init__(self, url: str, token: str | None, spelled: str = "--{}") -> None:
+        """``spelled`` is the caller's spelling of an argument, for messages."""
+        self.url = url
+        self._token = token
+        self._spelled = spelled
+
+    def request(self, method: str, path: str, body: object = None, **query: Value) -> Any:  # noqa: ANN401 -- JSON
+        """Return the JSON of the answer, None if it has no body; a sequence in ``query`` repeats its name.
+
+        Raises CollectorError.
+        """
+        with self._exchange(method, path, body, query) as response:
+            answer = _received(response)
+        return self.read(answer)
+
+    def post(self, path: str, message: object, headers: Mapping[str, str], timeout_s: float) -> Answer:
+        """Return the answer, also a refusal, to a message for a path beside the API; raises CollectorError."""
+        with self._exchange("POST", path, message, {}, timeout_s, headers, root="") as response:
+            return _received(response)
+
+    def read(self, answer: Answer) -> Any:  # noqa: ANN401 -- JSON
+        """Return the JSON of an answer, None if it has no body; raises CollectorError."""
+        self._check(answer)
+        with contextlib.suppress(ValueError):  # another program listens there
+            return json.loads(answer.body) if answer.body else None
+        raise CollectorError(f"{self.url} answered {answer.status} and no JSON of a collector")
+
+    def lines(self, path: str, **query: Value) -> Iterator[str]:
+        """Yield the lines of an answer as they come; raises CollectorError."""
+        with self._exchange("GET", path, None, query) as response:
+            if response.status >= 300:
+                self._check(_received(response))
+            yield from io.TextIOWrapper(response, "utf-8", newline="")
+
+    def blocks(self, path: str, **query: Value) -> Generator[bytes]:
+        """Yield the body of an answer in blocks as they come; raises CollectorError, also if it is cut off.
+
+        To be closed (:func:`contextlib.closing`) where it is not read to its end.
+        """
+        import http.client
+
+        with self._exchange("GET", path, None, query, STREAM_TIMEOUT_S) as response:
+            if response.status >= 300:
+                self._check(_received(response))
+            try:
+                while block := response.read1(BLOCK_BYTES):
+                    yield block
+                if response.length:
+                    raise http.client.IncompleteRead(b"", response.length)
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"the answer of {self.url} was cut off ({error or type(error).__name__})"
+                raise CollectorError(reason) from error
+
+    def pages(self, path: str, key: str, cursor: str, most: int, **query: str | None) -> tuple[list[Any], str | None]:
+        """Return the items under ``key`` of up to ``most`` pages, and the cursor of the next page if there is one."""
+        items: list[Any] = []
+        for _ in range(most):
+            page = self.request("GET", path, **query)
+            items += page[key]
+            query[cursor] = page["next"]
+            if query[cursor] is None:
+                break
+        return items, query[cursor]
+
+    def versions(self) -> str:
+        """Return a sentence with the version of the collector and of this package, and what to do about it."""
+        there = "unknown"
+        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
+        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
+            there = str(json.loads(response.read())["info"]["version"])
+        remedy = "install the same version in both places"
+        return f"The collector at {self.url} has gradcanary {there}, here is {__version__}: {remedy}."
+
+    def _check(self, answer: Answer) -> None:
+        """Raise CollectorError if an answer is a refusal or a failure."""
+        if answer.status in (401, 403) and answer.message:
+            hint = TOKEN.format(token=self._spelled.format("token"))
+            raise AccessError(f"{answer.message} {hint}", is_refusal=True)
+        if answer.code == "not_found":  # no such route
+            raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
+        if 400 <= answer.status < 500 and answer.message:
+            kind = NotFoundError if answer.status == 404 else CollectorError
+            raise kind(answer.message, is_refusal=True, field=answer.field)
+        if answer.status >= 300:
+            why = answer.message or "and no JSON of a collector"
+            raise CollectorError(f"{self.url} answered {answer.status} {why}")
+
+    @functools.cached_property
+    def _trusted(self) -> ssl.SSLContext | None:
+        return tls_context(self.url)  # once: to read the authorities takes longer than to connect
+
+    @contextlib.contextmanager
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, Value],
+        timeout_s: float | None = None,
+        given_headers: Mapping[str, str] = NO_HEADERS,
+        root: str = "/api/v1",
+    ) -> Iterator[HTTPResponse]:
+        """Send a request and open its answer; raises UnreachableError, also where the block reads the answer.
+
+        ``timeout_s`` is the longest wait for its next bytes.
+        """
+        import http.client
+
+        from gradcanary.export.transport import Connection
+
+        parts = urlsplit(self.url)
+        headers = {"content-type": "application/json", **given_headers}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token}"
+        given = urlencode({name: value for name, value in query.items() if value is not None}, doseq=True)
+        target = f"{parts.path.rstrip('/')}{root}{path}" + (f"?{given}" if given else "")
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            with contextlib.closing(Connection(parts.hostname or "", parts.port, self._trusted)) as connection:
+                connection.request(method, target, content, headers)
+                if timeout_s is not None:
+                    connection.sock.settimeout(timeout_s)
+                yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(
+                f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
+                f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
+            ) from error
+
+
+def _received(response: HTTPResponse) -> Answer:
+    from gradcanary.export.transport import Answer
+
+    return Answer(response.status, response.read(), None)
+
+
+def tls_context(url: str) -> ssl.SSLContext | None:
+    """Return the TLS context for a collector, None for one without TLS; raises OSError on a wrong CA file."""
+    from gradcanary.export import transport
+
+    return transport.tls_context(os.environ) if urlsplit(url).scheme == "https" else None
+
+
+def run_path(name: str) -> str:
+    """Return the path of a run in the API."""
+    return f"/runs/{quote(name, safe='')}"
+
+
+def user_name() -> str | None:
+    """Return the name of the user, for changes; a container's user may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None

@@ -1,0 +1,86 @@
+"""The library of another tracker: its active run, and a thread that calls it.
+
+Its calls write to a disk or a network, and may hang: neither the training nor the sender waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gradcanary.guard import describe, log
+
+MOST_WAITING = 100
+"""Calls that wait for one that hangs; of more the oldest are dropped."""
+
+
+class Library:
+    """What the first rank of a watch knows of a library, and its calls, one after the other.
+
+    ``run`` is the run that was active when the latest step was sampled. The thread is a daemon and ends with the last
+    call.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.run: Any = None
+        self._name = name
+        self._is_followed = False
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[str, Callable[[], object]]] = deque(maxlen=MOST_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def follow(self, run: object) -> object:
+        """Keep and return the active run, None if there is none. Called in the training's thread."""
+        self.run, self._is_followed = run, True
+        return run
+
+    def call_with_run(self, what: str, call: Callable[[Any], object]) -> None:
+        """Make a call with the active run; without one the log says so, on the first rank."""
+        run = self.run
+        if run is not None:
+            self.call(what, lambda: call(run))
+        elif self._is_followed:
+            self._warn(what, "no run was active when the latest step was sampled")
+
+    def call(self, what: str, call: Callable[[], object]) -> None:
+        """Make a call soon, on the thread; at the exit of Python, where none can be started, at once."""
+        with self._lock:
+            self._waiting.append((what, call))
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name=f"gradcanary-{self._name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._run()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all calls are made, for ``timeout_s`` at most."""
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            thread.join(max(timeout_s, 0.0))
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                what, call = self._waiting.popleft()
+            try:
+                call()
+            except (Exception, SystemExit) as error:  # noqa: BLE001 -- of another library; the training goes on
+                self._warn(what, describe(error))
+
+    def _warn(self, what: str, why: str | None) -> None:
+        with contextlib.suppress(Exception):  # the handlers of the training's logging may raise
+            log.warning("gradcanary: %s did not get %s: %s", self._name, what, why)

@@ -1,0 +1,42 @@
+"""Records of the API's JSON: times, lists, what is missing, and frames of them."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from gradcanary.client.records import Ack, Records, fill, moment
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: str
+    tags: tuple[str, ...]
+    ack: Ack | None
+    json: object = field(repr=False, compare=False)
+
+
+ACK = Ack(datetime(2030, 1, 1, tzinfo=timezone.utc), "ada", "")
+
+
+def test_a_record_has_the_keys_of_its_fields():
+    thing = fill(Thing, {"name": "a", "tags": ["x"], "newer": 1}, ack=None, json=None)
+    assert thing == Thing("a", ("x",), None, None)
+    with pytest.raises(KeyError, match="tags"):
+        fill(Thing, {"name": "a"}, ack=None, json=None)
+
+
+def test_times_are_utc():
+    assert moment("2030-01-31T12:00:00.250Z") == datetime(2030, 1, 31, 12, 0, 0, 250_000, timezone.utc)
+    assert moment("2030-01-31T12:00:00.250Z").utcoffset() == timedelta()
+
+
+def test_records_are_a_sequence_and_a_frame():
+    found = Records(Thing, (Thing("a", ("x",), ACK, {}), Thing("b", (), None, {})))
+    assert [each.name for each in found[1:]] == ["b"]
+    assert len(found) == 2
+    for frame in (found.to_pandas(), found.to_polars()):
+        assert list(frame.columns) == ["name", "tags", "ack"]
+        assert frame["ack"][0]["by"] == "ada"
+        assert list(frame["tags"][0]) == ["x"]
+    assert list(Records(Thing, ()).to_pandas().columns) == Records(Thing, ()).to_polars().columns
