@@ -7,24 +7,22 @@ work, and each number is what was stored, bit for bit. One piece of the run is i
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import json
 import os
 import sys
 import time
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from math import isfinite, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from gradcanary import wire
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
-from gradcanary.export.collector import CollectorError, run_path
+from gradcanary.export.collector import run_path
+from gradcanary.export.tables import Stream, Table
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
@@ -37,9 +35,6 @@ ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
 columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for
 each column of each group: smaller groups would make that the larger part."""
 
-OWN_COLUMNS = ("step", "time", "launch")
-
-_CODES = {"float32": "f", "float64": "d", "int64": "q", "int32": "i", "uint8": "B"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _REDRAWN_S = 0.5
 
@@ -104,101 +99,6 @@ def _warn(stream: Stream, run: str) -> None:
         console.print_error(f"gradcanary: samples of {run} before step {stream.raw_start:,} are not stored any more")
     if not stream.titles:
         console.print_error(f"gradcanary: {run} has nothing of this name: the file has no column of it")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Some rows: ``own`` are the steps, the times in microseconds since 1970 (None = unknown), and launches of samples.
-
-    ``values`` holds one column after the other, ``is_valid`` the bits of each in ``stride`` bytes, the lowest bit of a
-    byte first.
-    """
-
-    own: list[Sequence[int | None]]
-    values: array[float]
-    is_valid: bytes
-    stride: int
-
-    def __len__(self) -> int:
-        return len(self.own[0])
-
-    def has_value(self, column: int, row: int) -> bool:
-        return bool(self.is_valid[column * self.stride + row // 8] >> row % 8 & 1)
-
-
-class Stream:
-    """The answer of ``samples`` or ``points``: the titles of its columns, each of them once, and its tables.
-
-    ``own`` are the columns before those; samples before step ``raw_start`` were deleted, None = none were.
-    """
-
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        """Read the first line; raises CollectorError."""
-        self._lines = _split_lines(blocks)
-        head = self._next()
-        self.titles = unique_titles([column["title"] for column in head["columns"]])
-        self.dtype: str = head["dtype"]
-        self.own = OWN_COLUMNS if head["launches"] else OWN_COLUMNS[:2]
-        self.raw_start: int | None = head.get("raw_start_step")
-
-    def __iter__(self) -> Iterator[Table]:
-        """Yield the tables; raises CollectorError unless all of them came."""
-        rows = 0
-        while "rows" not in (line := self._next()):
-            table = _table(line)
-            rows += len(table)
-            yield table
-        if line["rows"] != rows:
-            raise CollectorError(f"{rows:,} rows of {line['rows']:,} came")
-
-    def _next(self) -> dict[str, Any]:
-        line = next(self._lines, None)
-        if line is None:
-            raise CollectorError("the answer of the collector was cut off")
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise CollectorError(found["error"]["message"])
-        return found
-
-
-def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines that ended."""
-    begun: list[bytes] = []
-    for block in blocks:
-        *lines, rest = block.split(b"\n")
-        for line in lines:
-            yield b"".join([*begun, line])
-            begun.clear()
-        begun.append(rest)
-
-
-def _table(line: dict[str, Any]) -> Table:
-    times = [None if isnan(at) else round(at * 1e6) for at in _numbers(line["times"])]
-    return Table(
-        own=[_numbers(line["steps"]), times, *([_numbers(line["launches"])] if "launches" in line else [])],
-        values=_numbers(line["values"]),
-        is_valid=base64.b64decode(line["is_valid"]["data"]),
-        stride=line["is_valid"]["shape"][1],
-    )
-
-
-def _numbers(stored: dict[str, Any]) -> array[Any]:
-    numbers = array(_CODES[stored["dtype"]])
-    numbers.frombytes(base64.b64decode(stored["data"]))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
-def unique_titles(titles: Sequence[str]) -> list[str]:
-    """Return the titles, of which none is another one or a column of every file: ``step`` becomes ``step (2)``."""
-    found = dict.fromkeys(OWN_COLUMNS)
-    for title in titles:
-        number, unique = 2, title
-        while unique in found:
-            number, unique = number + 1, f"{title} ({number})"
-        found[unique] = None
-    return list(found)[len(OWN_COLUMNS) :]
 
 
 def write_parquet(stream: Stream, output: Output) -> None:

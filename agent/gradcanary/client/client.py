@@ -6,7 +6,7 @@ frame = gradcanary.Client().run("sdxl-0412").series("absmax", layers="lora_B").t
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import difflib
 import json
 import math
@@ -31,6 +31,7 @@ from gradcanary.export.collector import (
     run_path,
     user_name,
 )
+from gradcanary.export.tables import Stream
 from gradcanary.settings import Settings
 
 MOST_LINES = 100
@@ -163,9 +164,10 @@ class Client:
         found = self._collector.request(method, path, body, **query)
         return self._understand(decode, found)
 
-    def lines(self, path: str, **query: Any) -> Iterator[str]:  # noqa: ANN401 -- as fetch
-        """Yield the lines of an answer of the API that is no JSON."""
-        return self._collector.lines(path, **query)
+    def fetch_stream(self, decode: Callable[[Stream], T], path: str, **query: Any) -> T:  # noqa: ANN401 -- as fetch
+        """Return what ``decode`` makes of ``samples`` or ``points`` of the API."""
+        with contextlib.closing(self._collector.blocks(path, **query)) as blocks:
+            return self._understand(lambda found: decode(Stream(found)), blocks)
 
     def _pages(self, path: str, key: str, cursor: str, limit: int | None, query: dict[str, Any]) -> list[Json]:
         """Return the items of a list that comes in pages, all or ``limit`` of them."""
@@ -350,10 +352,10 @@ class Run:
             raise NotFoundError(f"{self.name} has no metric {unknown[0]!r}; it has: {logged}", field="name")
         chosen = [metric for metric in known if not names or metric["name"] in names]
         if points is None:
-            rows = csv.reader(
-                self._client.lines(f"{run_path(self.name)}/metrics.csv", name=names, **{"from": start, "to": end})
+            query = {"name": names, "from": start, "to": end}
+            return self._client.fetch_stream(
+                partial(Metrics.decode, self.name), f"{run_path(self.name)}/points", **query
             )
-            return Metrics.decode(self.name, chosen, rows)
         lines: list[Line] = []
         for group in _by_name(chosen):
             query = {"name": group[0]["name"], "tags": [json.dumps(metric["tags"]) for metric in group]}

@@ -8,15 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradcanary.client import frames
-from gradcanary.client.buckets import Buckets, decode, decode_buckets
+from gradcanary.client.buckets import Buckets, decode_buckets
 from gradcanary.client.records import fill
+from gradcanary.display.colours import NO_DATA, NO_GRADIENT, NONFINITE, NOT_TRAINABLE, ZERO
+from gradcanary.export.tables import decode
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
     import polars as pl
 
-STATES = {-32768: "no_data", -32767: "zero", -32766: "no_gradient", -32765: "not_trainable", 32767: "nonfinite"}
+STATES = {
+    NO_DATA: "no_data",
+    ZERO: "zero",
+    NO_GRADIENT: "no_gradient",
+    NOT_TRAINABLE: "not_trainable",
+    NONFINITE: "nonfinite",
+}
 """The codes of cells without a positive value; any other cell is "measured", and round(1000 * log10(value))."""
 
 MEASURED = "measured"

@@ -6,18 +6,19 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradcanary.client import frames
-from gradcanary.client.buckets import PLANES, Buckets, Envelope
-from gradcanary.client.records import Json, moment
+from gradcanary.client.buckets import PLANES, Buckets, Envelope, cut
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
     import polars as pl
+
+    from gradcanary.export.tables import Stream
 
 Plane = Literal["min", "mean", "max", "count", "nonfinite"]
 
@@ -94,7 +95,7 @@ class Lines:
         if not isinstance(key, str):
             return self.lines[key]
         found = [line for line in self.lines if key in (line.title, line.name)]
-        if len({line.title for line in found}) != 1:
+        if not found or any((line.name, line.tags) != (found[0].name, found[0].tags) for line in found):
             known = ", ".join(line.title for line in found or self.lines)
             raise KeyError(f"{key!r} is {'none' if not found else 'several'} of these: {known}")
         return found[0]
@@ -183,31 +184,23 @@ class Metrics(Lines):
     lines: tuple[Line, ...]
 
     @classmethod
-    def decode(cls, run: str, metrics: Sequence[Json], rows: Iterator[list[str]]) -> Metrics:
-        """Return these metrics (name and tags) of the rows of the API's CSV: step, time, then a cell for each."""
-        none = Buckets.empty(), Envelope(array("d"), array("d"), array("d"), array("i"), array("i"))
-        of_title = {line.title: line for line in (Line(m["name"], None, m["tags"], *none) for m in metrics)}
-        _, _, *titles = next(rows)
-        points = [(array("q"), array("d"), array("d")) for _ in titles]
-        for step, time, *cells in rows:
-            at, when = int(step), moment(time).timestamp() if time else math.nan
-            for (steps, times, values), cell in zip(points, cells, strict=True):
-                if cell:
-                    steps.append(at)
-                    times.append(when)
-                    number = float(cell)
-                    values.append(number if math.isfinite(number) else math.nan)
-        lines = []
-        for title, (steps, times, values) in zip(titles, points, strict=True):
-            # An apostrophe keeps a spreadsheet from running a name as a formula.
-            line = of_title.get(title) or of_title.get(title.removeprefix("'"))
-            if line is not None and steps:
+    def decode(cls, run: str, stream: Stream) -> Metrics:
+        """Return the metrics of an answer of ``points`` that have some, each point in a bucket of its own."""
+        parts: list[list[Line]] = [[] for _ in stream.columns]
+        for table in stream:
+            rows = range(len(table))
+            times = array("d", (math.nan if at is None else at / 1e6 for at in table.times))
+            for place, column in enumerate(stream.columns):
+                kept = [table.has_value(place, row) for row in rows]
+                steps = cut(table.steps, kept)
+                buckets = Buckets(steps, array("q", [1]) * len(steps), cut(times, kept))
+                values = cut(table.values[place * len(rows) : (place + 1) * len(rows)], kept)
+                values = array("d", (value if math.isfinite(value) else math.nan for value in values))
                 count = array("i", map(math.isfinite, values))
                 envelope = Envelope(values, values, values, count, array("i", (1 - each for each in count)))
-                lines.append(
-                    replace(line, buckets=Buckets(steps, array("q", [1]) * len(steps), times), values=envelope)
-                )
-        return cls(run, tuple(lines))
+                parts[place].append(Line(column["name"], None, column["tags"], buckets, envelope))
+        lines = [Line.concat(of_metric) for of_metric in parts if of_metric]
+        return cls(run, tuple(line for line in lines if line.buckets.steps))
 
     def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
         names = list(dict.fromkeys(line.name for line in lines))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import getpass
-import io
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -105,13 +104,6 @@ class CollectorClient:
         with contextlib.suppress(ValueError):  # another program listens there
             return json.loads(answer.body) if answer.body else None
         raise CollectorError(f"{self.url} answered {answer.status} and no JSON of a collector")
-
-    def lines(self, path: str, **query: Value) -> Iterator[str]:
-        """Yield the lines of an answer as they come; raises CollectorError."""
-        with self._exchange("GET", path, None, query) as response:
-            if response.status >= 300:
-                self._check(_received(response))
-            yield from io.TextIOWrapper(response, "utf-8", newline="")
 
     def blocks(self, path: str, **query: Value) -> Generator[bytes]:
         """Yield the body of an answer in blocks as they come; raises CollectorError, also if it is cut off.

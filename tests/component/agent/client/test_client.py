@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -177,6 +178,21 @@ def test_metrics_are_points_at_their_steps(module_collector, client, run):
         client.run("scores").metrics("los")
 
 
+def test_metrics_of_one_title_stay_apart(module_collector, client):
+    """Titles are not unique: tags have commas, and CSV has an apostrophe before a formula."""
+    keys = [("x", (("a", "1, b=2"),)), ("x", (("a", "1"), ("b", "2"))), ("=x", ()), ("'=x", ())]
+    logged = tuple(
+        wire.Metric(name, tags, (value,), wire.column("d", [value])) for value, (name, tags) in enumerate(keys)
+    )
+    stream = streams.Stream(streams.healthy(1, 1))
+    session = streams.Session(module_collector.url, run="titles")
+    session.put_hello(stream.hello())
+    session.post_batch(0, wire.dump(replace(stream.batch(0, 1), metrics=logged))).raise_for_status()
+    for found in (client.run("titles").metrics(), client.run("titles").metrics(points=10)):
+        values = {(line.name, tuple(sorted(line.tags.items()))): line.values.mean.tolist() for line in found}
+        assert values == {key: [value] for value, key in enumerate(keys)}
+
+
 def test_states_of_cells_stay_apart(run, absmax):
     heatmap = run.heatmap("absmax", columns=400, start=0, end=399)
     states, values = heatmap.states(), heatmap.to_numpy()
@@ -269,6 +285,46 @@ def test_a_token_is_asked_for(tmp_path):
         assert not gradcanary.Client(guarded.url, admin).runs()
     finally:
         guarded.kill()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Passes the answers of a collector on, and one for points that is not what it should be."""
+
+    collector, points = "", (b"", 0)
+
+    def do_GET(self):
+        body, size = self.points
+        if "/points" not in self.path:
+            body = httpx.get(f"{self.collector}{self.path}").content
+            size = len(body)
+        self.send_response(200)
+        self.send_header("content-length", str(size))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "reason"),
+    [
+        ((b"", 0), CollectorError, "was cut off"),
+        ((b"{", 100), CollectorError, "was cut off"),
+        ((b"step,time,loss\n", 15), VersionError, r"not understood \(JSONDecodeError.*install the same version"),
+        ((b'{"columns": []}\n', 16), VersionError, r"not understood \(KeyError"),
+    ],
+)
+def test_metrics_that_do_not_arrive_are_an_error(module_collector, run, monkeypatch, points, error, reason):
+    monkeypatch.setattr(Proxy, "collector", module_collector.url)
+    monkeypatch.setattr(Proxy, "points", points)
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = gradcanary.Client(f"http://127.0.0.1:{server.server_port}").run("long")
+        with pytest.raises(CollectorError, match=reason) as caught:
+            found.metrics("loss")
+        server.shutdown()
+    assert type(caught.value) is error
 
 
 class Older(BaseHTTPRequestHandler):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradcanary.cli import export
 from gradcanary.export.collector import CollectorError
+from gradcanary.export.tables import Stream
 from gradcanary_server.api import measurements
 from gradcanary_server.api.charts import MetricSelector
 from gradcanary_server.storage import runs
@@ -61,7 +61,7 @@ def test_an_export_of_what_was_deleted_meanwhile_does_not_look_complete(archive,
     else:
         assert archive.thin(2**40)
     with pytest.raises(CollectorError, match="were deleted while they were read"):
-        list(export.Stream([*begun, *streamed]))
+        list(Stream([*begun, *streamed]))
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_an_export_is_complete_if_other_samples_were_deleted_meanwhile(archive, 
     streamed = read(archive, RUN)
     begun = [next(streamed), next(streamed)]
     assert archive.thin(2**40, keeping=1)
-    assert sum(map(len, export.Stream([*begun, *streamed]))) == rows
+    assert sum(map(len, Stream([*begun, *streamed]))) == rows
 
 
 def test_samples_that_are_gone_are_said(archive):
     archive.send("s", streams.Stream(streams.healthy(5_000, 2)), 500, end="finished")
     archive.compactor.compact()
     archive.thin(2**40, keeping=1)
-    stream = export.Stream(lines(archive, RUN))
-    steps = np.concatenate([table.own[0] for table in stream])
+    stream = Stream(lines(archive, RUN))
+    steps = np.concatenate([table.steps for table in stream])
     assert stream.raw_start == steps[0] > 0
     assert steps.tolist() == list(range(stream.raw_start, 5_000))
