@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
+import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
 """Values, or rows where that is more, of a row group of Parquet, and the most values: 16 MB of float32 up to 512
 columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for
 each column of each group: smaller groups would make that the larger part."""
+
+TERMINATED = 128 + signal.SIGTERM
+"""The exit status after SIGTERM, as shells report it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _REDRAWN_S = 0.5
@@ -89,7 +93,7 @@ def _check_parquet(out: Path | None) -> None:
         raise UsageError(f"gradcanary export: Parquet is written by pyarrow: pip install pyarrow ({error})") from error
     if out is None and sys.stdout is not None and sys.stdout.isatty():
         raise UsageError(
-            "gradcanary export: Parquet is no text for a terminal: add > run.parquet, or --out run.parquet"
+            "gradcanary export: Parquet is not text for a terminal: add > run.parquet, or --out run.parquet"
         )
 
 
@@ -220,19 +224,20 @@ def _opened(path: Path | None) -> Iterator[Output]:
         return
     path = path.resolve()  # of a link, the file that it leads to
     if path.exists() and not path.is_file():
-        raise UsageError(f"gradcanary export: {path} is no file; standard output can go there: > {path}")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        raise UsageError(f"gradcanary export: {path} is not a file; standard output can go there: > {path}")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        file = part.open("wb")
+        file = part.open("xb")  # follows no link that another user of the folder made
     except OSError as error:
         raise UsageError(f"gradcanary export: {path} cannot be written: {error.strerror}") from error
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         with file, _ended(Output(file)) as output:
             yield output
         part.replace(path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from gradcanary.export.collector import (
     user_name,
 )
 from gradcanary.export.tables import Stream
-from gradcanary.settings import Settings
 
 MOST_LINES = 100
 """Layers or metrics of one answer of the API."""
@@ -55,10 +53,8 @@ class Client:
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         """Raises ValueError on an address or token that cannot be one."""
-        given = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
-        settings = Settings.resolve(given, spelled="Client({}=)", url=url, token=token)
-        self.url = settings.url
-        self._collector = CollectorClient(settings.url, settings.token, spelled="Client({}=)")
+        self._collector = CollectorClient.resolve(url, token, spelled="Client({}=)")
+        self.url = self._collector.url
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -352,15 +348,14 @@ class Run:
             raise NotFoundError(f"{self.name} has no metric {unknown[0]!r}; it has: {logged}", field="name")
         chosen = [metric for metric in known if not names or metric["name"] in names]
         if points is None:
-            query = {"name": names, "from": start, "to": end}
-            return self._client.fetch_stream(
-                partial(Metrics.decode, self.name), f"{run_path(self.name)}/points", **query
-            )
+            decode = partial(Metrics.decode, self.name)
+            path = f"{run_path(self.name)}/points"
+            return self._client.fetch_stream(decode, path, name=names, **{"from": start, "to": end})
         lines: list[Line] = []
         for group in _by_name(chosen):
             query = {"name": group[0]["name"], "tags": [json.dumps(metric["tags"]) for metric in group]}
-            decode = partial(Page.decode, lines="metrics", most=points)
-            page = self._fetch(decode, "/metrics", points=points, **query, **{"from": start, "to": end})
+            read = partial(Page.decode, lines="metrics", most=points)
+            page = self._fetch(read, "/metrics", points=points, **query, **{"from": start, "to": end})
             named = zip(page.titles, page.lines, strict=True)
             lines += [Line(name, None, tags, page.buckets, values).without_empty() for (name, tags), values in named]
         return Metrics(self.name, tuple(lines))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from gradcanary import __version__
+from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
     import ssl
@@ -83,6 +84,13 @@ class CollectorClient:
         self.url = url
         self._token = token
         self._spelled = spelled
+
+    @classmethod
+    def resolve(cls, url: str | None, token: str | None, spelled: str = "--{}") -> CollectorClient:
+        """Return the API of a collector, of ``GRADCANARY_URL`` and ``GRADCANARY_TOKEN`` if None; raises ValueError."""
+        given = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
+        settings = Settings.resolve(given, spelled=spelled, url=url, token=token)
+        return cls(settings.url, settings.token, spelled)
 
     def request(self, method: str, path: str, body: object = None, **query: Value) -> Any:  # noqa: ANN401 -- JSON
         """Return the JSON of the answer, None if it has no body; a sequence in ``query`` repeats its name.
