@@ -228,21 +228,21 @@ class Run:
     _client: Client = field(repr=False, compare=False)
 
     @classmethod
-    def decode(cls, client: Client, told: Json) -> Run:
+    def decode(cls, client: Client, answer: Json) -> Run:
         """Return the run of an answer of the API."""
-        loss = told["loss"]
+        loss = answer["loss"]
         return fill(
             cls,
-            told,
-            name=told["run"],
-            created=moment(told["created"]),
-            last_seen=moment(told["last_seen"]),
-            last_step_at=told["last_step_at"] and moment(told["last_step_at"]),
+            answer,
+            name=answer["run"],
+            created=moment(answer["created"]),
+            last_seen=moment(answer["last_seen"]),
+            last_step_at=answer["last_step_at"] and moment(answer["last_step_at"]),
             loss=loss and (math.nan if loss["last"] is None else loss["last"]),
-            layer_count=told["layers"],
-            enter=told["threshold"]["enter"],
-            url=f"{client.url}/runs/{quote(told['run'], safe='')}",
-            json=told,
+            layer_count=answer["layers"],
+            enter=answer["threshold"]["enter"],
+            url=f"{client.url}/runs/{quote(answer['run'], safe='')}",
+            json=answer,
             _client=client,
         )
 
@@ -262,8 +262,8 @@ class Run:
         """Return a stat of some parameters, from step ``start`` to ``end``, both included.
 
         Without ``points`` each bucket is one sample: all that the collector stores. Where old samples were removed, a
-        bucket has 8 or more, and its ``count`` says so. With ``points`` (at most 5,000) there are at most so many
-        buckets, in one request.
+        bucket has 8 or more, and its ``count`` says so. With ``points`` (at most 5,000) there are at most that
+        number of buckets, in one request.
 
         ``layers`` is the name or number of a parameter, or a list of them; any other text is a regular expression that
         is found in names, as ``match=`` of :meth:`heatmap`; None is all. Steps that a resumed job measured again are
@@ -339,7 +339,7 @@ class Run:
 
         ``loss``, ``lr0`` (the learning rate of the first parameter group), ``step_time_s`` and so on, and what the
         training logs. Without ``points`` you get every point, each in a bucket of its own; with ``points`` (at most
-        5,000) at most so many buckets.
+        5,000) you get at most that number of buckets.
         """
         known: list[Json] = self._fetch(lambda found: found["metrics"], "")
         unknown = [name for name in names if name not in {metric["name"] for metric in known}]
@@ -412,7 +412,7 @@ def _choose(
     try:
         found = [layer for layer in layers if re.search(wanted, layer.name)]
     except re.error as error:
-        raise ValueError(f"layers={wanted!r} is no parameter, and no regular expression: {error}") from error
+        raise ValueError(f"layers={wanted!r} is not a parameter, and not a regular expression: {error}") from error
     if not found:
         raise _no_layer(wanted if isinstance(wanted, str) else wanted.pattern, layers)
     return found

@@ -127,7 +127,7 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 
 def _value_colour(decades: float) -> tuple[int, int, int, int]:
-    """Return the colour of a value so many decades above the threshold, between two of the ramp."""
+    """Return the colour of a value ``decades`` above the threshold, between two of the ramp."""
     ramp = ABOVE if decades >= 0 else BELOW
     place = min(bisect_right([stop for stop, _ in ramp], abs(decades)), len(ramp) - 1)
     (low, before), (high, after) = ramp[place - 1 : place + 1]

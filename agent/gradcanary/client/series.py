@@ -202,6 +202,23 @@ class Metrics(Lines):
         lines = [Line.concat(of_metric) for of_metric in parts if of_metric]
         return cls(run, tuple(line for line in lines if line.buckets.steps))
 
+    @property
+    def steps(self) -> array[int]:
+        """The first steps of all buckets, in rising order."""
+        return array("q", sorted({step for line in self.lines for step in line.buckets.steps}))
+
+    def to_numpy(self, value: Plane | None = None) -> npt.NDArray[Any]:
+        """Return the values, float64 [step, metric] at :attr:`steps`; NaN: no point there, or no finite value.
+
+        ``value`` is that of :meth:`Series.to_numpy`.
+        """
+        numpy = frames.require("numpy")
+        steps = numpy.array(self.steps)
+        found: npt.NDArray[Any] = numpy.full((len(steps), len(self.lines)), numpy.nan)
+        for place, line in enumerate(self.lines):
+            found[numpy.searchsorted(steps, numpy.array(line.buckets.steps)), place] = line.to_numpy(value)
+        return found
+
     def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
         names = list(dict.fromkeys(line.name for line in lines))
         tags = list(dict.fromkeys(json.dumps(dict(line.tags), sort_keys=True) for line in lines))

@@ -146,6 +146,7 @@ def test_metrics_are_points_at_their_steps(module_collector, client, run):
     loss = run.metrics("loss")["loss"]
     assert loss.buckets.steps.tolist() == list(range(STEPS))
     np.testing.assert_array_equal(loss.to_numpy(), streams.falling_loss(STEPS))
+    np.testing.assert_array_equal(run.metrics("loss").to_numpy(), streams.falling_loss(STEPS)[:, None])
     stream = streams.Stream(streams.healthy(1, 1))
     steps = tuple(range(0, 40_000, 997))
     first = stream.batch(0, 1)
@@ -219,6 +220,7 @@ def test_lists_come_whole(module_collector, client):
     assert sorted(run.name for run in found) == names
     assert len(client.runs(text="many-", limit=3)) == 3
     assert len(client.runs(text="many-", limit=203)) == 203
+    assert found.to_numpy()["name"].tolist() == [run.name for run in found]
     assert found.to_pandas()["name"].tolist() == found.to_polars()["name"].to_list() == [run.name for run in found]
     with pytest.raises(NotFoundError, match=r"no run 'mny-007' here\. The nearest: many-\d+, "):
         client.run("mny-007")
@@ -269,7 +271,7 @@ def test_errors_say_what_to_do(client, run, monkeypatch):
         run.series(layers="lora_C")
     with pytest.raises(NotFoundError, match="no parameter of this run is 9"):
         run.series(layers=[0, 9])
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a regular expression"):
         run.series(layers="lora_(")
     with pytest.raises(CollectorError, match="Input should be 'absmax', 'norm'"):
         run.series("gradient")

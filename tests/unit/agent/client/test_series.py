@@ -80,5 +80,9 @@ def test_tables_of_the_api_become_points():
     assert first.buckets.times[0] == 1_896_091_200.5
     assert math.isnan(second.buckets.times[0])
     assert (second.buckets.steps.tolist(), second.to_numpy().tolist()) == ([4, 9], [2.0, 3.0])
+    assert found.steps.tolist() == [3, 4, 9]
+    np.testing.assert_array_equal(found.to_numpy(), [[0.5, nan], [nan, 2.0], [nan, 3.0]])
+    np.testing.assert_array_equal(found.to_numpy("nonfinite"), [[0, nan], [1, 0], [nan, 0]])
+    assert Metrics("run", ()).to_numpy().shape == (0, 0)
     with pytest.raises(KeyError, match="several of these"):
         found["=x{a=1, b=2}"]
