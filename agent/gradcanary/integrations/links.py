@@ -45,6 +45,8 @@ class Links:
             if run is self._latest[place]:
                 continue
             self._latest[place] = run
+            if run is not None:
+                tracker.library.keep()
             if run is not None and self._links and not any(run is each for each in self._linked):
                 self._linked.append(run)
                 self._new.append((place, run))
