@@ -29,23 +29,3 @@ def test_links_alert_and_nothing_else(module_collector: Collector, tmp_path: Pat
     store = f"file:{tmp_path}/watched/mlruns"
     (run,) = launch["environment"]["trackers"]
     assert run == {"tracker": "mlflow", "id": watched["id"], "name": "toy", "url": None, "store": store}
-
-
-AT_EXIT = """
-    import atexit, threading
-
-    def refuse(_thread):
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    atexit.register(setattr, threading.Thread, "start", refuse)
-"""
-"""As Python 3.12 and newer are at their exit."""
-
-
-def test_an_incident_that_comes_at_the_exit_is_in_the_tags(module_collector: Collector, tmp_path: Path) -> None:
-    script = tracked.SCRIPTS["mlflow"].replace("    watch.close()\n", AT_EXIT).replace("beside-mlflow", "at-exit")
-    env = {"GRADCANARY_URL": module_collector.url, "GRADCANARY_ABSMAX_BELOW": "1e6"}
-    print(tracked.run(script, tmp_path / "exit", **env))
-    (alert,) = (tmp_path / "exit").glob("mlruns/*/*/tags/gradcanary.alert")
-    assert alert.read_text().startswith("critical, collapse: All 4 parameters went under the threshold")
-    assert module_collector.get("/api/v1/runs/at-exit").json()["state"] == "finished"
