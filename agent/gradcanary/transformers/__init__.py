@@ -33,14 +33,14 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
         super().__init__(**settings)
-        self._heard: tuple[wire.Brief, ...] = ()
+        self._answered: tuple[wire.Brief, ...] = ()
         self._open: dict[int, wire.Brief] = {}
         self._news: list[str] = []
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:  # noqa: ANN401, ARG002 -- as the Trainer calls it
         """Begin: the optimizer exists and a checkpoint is loaded."""
-        self._heard, self._open, self._news = (), {}, []
+        self._answered, self._open, self._news = (), {}, []
         self._begin(known["model"], [known["optimizer"]], args.world_size)
         self._come_first()
 
@@ -94,9 +94,9 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
     def _report_changes(self) -> None:
         """Print the incidents that opened, grew worse or are over since the last call."""
         found = () if self.watch is None else self.watch.incidents
-        if found is self._heard:
+        if found is self._answered:
             return
-        self._heard = found
+        self._answered = found
         before, self._open = self._open, {each.id: each for each in found if each.severity in STOPPING}
         severities = {key: each.severity for key, each in before.items()}
         opened = [each for key, each in self._open.items() if severities.get(key) != each.severity]
