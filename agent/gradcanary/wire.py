@@ -71,6 +71,9 @@ MAX_NAME = 500
 TRACKERS = ("wandb", "mlflow")
 """Other trackers whose runs a session may name."""
 
+MAX_TRACKER_URL = 500
+"""Characters in the address of such a run."""
+
 
 MAX_METRIC_OBSERVATIONS = 100
 """Values in a row of which a bound of a metric may ask for."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 ROW_INDENT = "    "
 
-SEVERITIES = ("information", "warning", "critical")
-
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console
+from gradcanary.display.verdict import SEVERITIES
 from gradcanary.export.collector import CollectorError, user_name
 from gradcanary.knowledge import page_of
 from gradcanary.wording import number
@@ -209,7 +210,7 @@ def worst_first(incidents: Sequence[Json]) -> list[Json]:
     """Return the open incidents first, then by severity, then the newest first."""
 
     def badness(each: Json) -> tuple[bool, int, int]:
-        return each["state"] == "open", console.SEVERITIES.index(each["severity"]), each["id"]
+        return each["state"] == "open", SEVERITIES.index(each["severity"]), each["id"]
 
     return sorted(incidents, key=badness, reverse=True)
 

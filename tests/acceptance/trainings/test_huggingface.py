@@ -379,6 +379,30 @@ def test_a_critical_incident_stops_the_trainer_and_a_resumed_one_goes_on(
     assert not callback.watch.should_stop
 
 
+@pytest.mark.parametrize(("saving", "saved"), [("steps", True), ("epoch", True), ("no", False)])
+def test_a_trainer_that_is_stopped_saves_as_it_is_set(
+    loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: str, *, saved: bool
+) -> None:
+    """After the second of three steps of an epoch."""
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.QUIET_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.02)
+    incidents: list[dict[str, object]] = [{**CRITICAL, "id": 3, "severity": "information"}]
+    with collector_that(lambda _: Says(body=reply(tuple(incidents)))) as scripted:
+        callback = loops.GradientCallback(url=scripted.url, run="saves", stop_on="critical")
+
+        def wait() -> None:
+            until(lambda: callback.watch.incidents)
+            incidents[:] = [CRITICAL]
+            until(lambda: callback.watch.should_stop)
+
+        settings = {"save_strategy": saving, "save_steps": 10**6, "callbacks": [loops.Waiting({1: wait}), callback]}
+        trainer = loops.trainer_of(loops.llama(), tmp_path, **settings)
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists() is saved
+
+
 def test_the_callback_leaves_a_watch_of_the_script_open(collector: Recorded, loops: ModuleType, tmp_path: Path) -> None:
     """Of the model, or of all optimizers; ``stop_on`` of the callback holds for it."""
     for known in (True, False):
