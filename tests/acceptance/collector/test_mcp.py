@@ -98,10 +98,14 @@ def test_an_administrator_acknowledges_over_both_ways(sick):
 
 def test_a_wrong_token_is_refused_in_words(sick):
     collector, _ = sick
-    for connect, said in ((over_stdio, "unknown, expired or revoked here"), (over_http, "")):
+    words = "unknown, expired or revoked here"
+    for connect, of_sdk in ((over_stdio, words), (over_http, "Server returned an error response")):
         with pytest.raises(BaseException) as failed:  # noqa: PT011 -- the SDK wraps it in groups
             asked(connect, collector, "gc_read_wrong")
-        assert said in repr(failed.value)
+        assert of_sdk in repr(failed.value)
+    refused = httpx.post(f"{collector.url}/mcp", headers={"authorization": "Bearer gc_read_wrong"}, timeout=60)
+    assert refused.status_code == 401
+    assert words in refused.text, "which the SDK does not show"
 
 
 def test_the_program_ends_with_its_input(sick):
