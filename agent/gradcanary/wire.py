@@ -311,7 +311,8 @@ class Brief:
     """An open incident, as the collector reports it to the agent.
 
     ``silenced`` is True if silences cover all its firing members, or the worst of them. ``reopened`` counts how often
-    it was over and came back. ``do_first`` is one line. An older collector sends none of the last four.
+    it was over and came back. ``do_first`` is one line, empty if ten newer or worse ones are open. An older collector
+    sends none of the last four.
     """
 
     id: int

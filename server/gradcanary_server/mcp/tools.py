@@ -365,7 +365,7 @@ def silence_notifications(
     run: Annotated[
         str, Field(description="A run, or several with * and ?: 'sdxl-*'. '*' is every run, also later ones.")
     ],
-    hours: Annotated[float, Field(gt=0, le=8_760, description="Until so many hours from now.")],
+    hours: Annotated[float, Field(gt=0, le=8_760, description="Hours from now until it ends.")],
     rule: Annotated[str | None, Field(description="Only this rule, for example collapse; default: all rules.")] = None,
     match: Match = None,
     note: Note = None,

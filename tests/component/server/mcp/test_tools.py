@@ -11,7 +11,7 @@ from gradcanary_server.incidents import service
 from gradcanary_server.mcp import tools
 from gradcanary_server.storage.schema import incident, incident_layer, run
 from support import wide_runs
-from support.server.mcp_calls import call
+from support.server.mcp_calls import call, post
 from support.server.transitions import fired
 from support.streams import Session, Stream, collapsed, falling_loss
 
@@ -231,5 +231,6 @@ def test_names_of_others_are_data_and_never_in_a_description(runs, read, tokens)
     for tool in ("list_incidents", "worst_parameters", "compare_runs"):
         more = {"other": "sick"} if tool == "compare_runs" else {}
         assert len(json.dumps(read(tool, run="hostile", **more))) <= MOST
-    listed = json.dumps([each.function.__doc__ for each in tools.TOOLS]) + tools.INSTRUCTIONS
+    listed = post(runs, "tools/list", tokens["read"]).text
+    assert "why_is_run_sick" in listed
     assert ORDER not in listed
