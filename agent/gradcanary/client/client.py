@@ -28,7 +28,6 @@ from gradcanary.export.collector import (
     NotFoundError,
     VersionError,
     run_path,
-    user_name,
 )
 from gradcanary.export.tables import Stream
 
@@ -111,11 +110,12 @@ class Client:
     ) -> Incident:
         """Acknowledge an incident: no reminders, no messages when it grows. Returns it.
 
-        Without a ``note`` an earlier one stays; ``by`` is your user name if it is left out. With ``new_baseline`` the
+        Without a ``note`` an earlier one stays. ``by`` is the name of the token if it is left out, or your user name
+        where no token is needed. With ``new_baseline`` the
         present values count as normal, and the incident is over.
         """
-        body = {"note": note, "by": by or user_name(), "new_baseline": new_baseline}
-        return self.fetch(Incident.decode, f"/incidents/{_id(incident)}/ack", method="POST", body=body)
+        body = {"note": note, "new_baseline": new_baseline}
+        return self._understand(Incident.decode, self._collector.change(f"/incidents/{_id(incident)}/ack", body, by))
 
     def silences(self) -> Records[Silence]:
         """Return the silences in force."""
@@ -135,13 +135,13 @@ class Client:
         """Send no notifications about a run for a ``duration`` or ``until`` a time; pages show its incidents as before.
 
         ``run`` is a name, or several with ``*`` and ``?``; ``match`` is a regular expression that is found in names of
-        parameters.
+        parameters, and ``by`` that of :meth:`ack`.
         """
         if (duration is None) == (until is None):
             raise ValueError("silence() ends: give duration=timedelta(hours=8), or until=")
         end = until or datetime.now(timezone.utc) + (duration or timedelta())
-        body = {"run": run, "until": _rfc3339(end), "rule": rule, "match": match, "note": note, "by": by or user_name()}
-        return self.fetch(Silence.decode, "/silences", method="POST", body=body)
+        body = {"run": run, "until": _rfc3339(end), "rule": rule, "match": match, "note": note}
+        return self._understand(Silence.decode, self._collector.change("/silences", body, by))
 
     def end_silence(self, silence: Silence | int) -> None:
         """End a silence now; incidents that are still open are notified."""

@@ -101,6 +101,19 @@ class CollectorClient:
             answer = _received(response)
         return self.read(answer)
 
+    def change(self, path: str, body: Mapping[str, object], by: str | None) -> Any:  # noqa: ANN401 -- JSON
+        """Return the answer to a change by this author; raises CollectorError.
+
+        Without a name it is the token's, or that of the user where the collector asks for no token.
+        """
+        author = user_name() if by is None and self._token is None else by
+        try:
+            return self.request("POST", path, {**body, "by": author})
+        except CollectorError as error:
+            if author is not None or error.field != "by" or (user := user_name()) is None:
+                raise
+        return self.request("POST", path, {**body, "by": user})
+
     def post(self, path: str, message: object, headers: Mapping[str, str], timeout_s: float) -> Answer:
         """Return the answer, also a refusal, to a message for a path beside the API; raises CollectorError."""
         with self._exchange("POST", path, message, {}, timeout_s, headers, root="") as response:

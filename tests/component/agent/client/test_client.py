@@ -1,5 +1,6 @@
 """``gradcanary.Client`` against a real collector: results are what was ingested, errors say what to do."""
 
+import getpass
 import json
 import os
 import re
@@ -256,6 +257,12 @@ def test_an_incident_is_acknowledged_and_silenced(module_collector, client):
         client.silence("sick", until=datetime(2030, 1, 1))  # noqa: DTZ001 -- the mistake
 
 
+def test_where_no_token_is_needed_the_user_is_the_author(module_collector):
+    for token in (None, "gc_admin_of_another_collector"):
+        silence = gradcanary.Client(module_collector.url, token).silence("x", duration=timedelta(hours=1))
+        assert silence.by == getpass.getuser()
+
+
 def test_errors_say_what_to_do(client, run, monkeypatch):
     with pytest.raises(UnreachableError, match=r"does not answer .*'gradcanary up'.* Client\(url=\) or GRADCANARY_URL"):
         gradcanary.Client("http://127.0.0.1:9").runs()
@@ -284,7 +291,12 @@ def test_a_token_is_asked_for(tmp_path):
             with pytest.raises(AccessError, match=r"Give a token with Client\(token=\) or GRADCANARY_TOKEN"):
                 gradcanary.Client(guarded.url, token).runs()
         admin = next(word for line in guarded.output for word in line.split() if word.startswith("gc_admin_"))
-        assert not gradcanary.Client(guarded.url, admin).runs()
+        client = gradcanary.Client(guarded.url, admin)
+        assert not client.runs()
+        author = client.silence("x", duration=timedelta(hours=1)).by
+        assert author == next(each["name"] for each in client.fetch(lambda found: found["tokens"], "/tokens"))
+        assert author != getpass.getuser()
+        assert client.silence("x", duration=timedelta(hours=1), by="ada").by == "ada"
     finally:
         guarded.kill()
 
