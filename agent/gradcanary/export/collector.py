@@ -3,7 +3,7 @@
 CollectorError           a request failed; the message says what to do
 ├── UnreachableError     nothing answers there
 ├── AccessError          no token, a wrong one, or one that may not do this
-├── NotFoundError        there is no such run, layer, incident or silence
+├── NotFoundError        there is no such run, layer, incident, silence or path
 └── VersionError         the collector is older or newer than this package
 
 Whatever needs HTTP or TLS is imported by the function that uses it: ``gradcanary run`` starts a training.
@@ -69,7 +69,7 @@ class AccessError(CollectorError):
 
 
 class NotFoundError(CollectorError):
-    """There is no such run, layer, incident or silence."""
+    """There is no such run, layer, incident, silence or path."""
 
 
 class VersionError(CollectorError):
@@ -157,20 +157,25 @@ class CollectorClient:
         return items, query[cursor]
 
     def versions(self) -> str:
-        """Return a sentence with the version of the collector and of this package, and what to do about it."""
-        there = "unknown"
-        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
-        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
-            there = str(json.loads(response.read())["info"]["version"])
+        """Return a sentence with the version of the collector and of this package, and what to do if they differ."""
+        there = self._version()
+        if there == __version__:
+            return f"The collector at {self.url} has gradcanary {there}, as here."
         remedy = "install the same version in both places"
         return f"The collector at {self.url} has gradcanary {there}, here is {__version__}: {remedy}."
+
+    def _version(self) -> str:
+        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
+        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
+            return str(json.loads(response.read())["info"]["version"])
+        return "unknown"
 
     def _check(self, answer: Answer) -> None:
         """Raise CollectorError if an answer is a refusal or a failure."""
         if answer.status in (401, 403) and answer.message:
             hint = TOKEN.format(token=self._spelled.format("token"))
             raise AccessError(f"{answer.message} {hint}", is_refusal=True)
-        if answer.code == "not_found":  # no such route
+        if answer.code == "not_found" and self._version() != __version__:  # no such route
             raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
             kind = NotFoundError if answer.status == 404 else CollectorError

@@ -280,6 +280,8 @@ def test_errors_say_what_to_do(client, run, monkeypatch):
         run.series(layers=[0, 9])
     with pytest.raises(ValueError, match="not a regular expression"):
         run.series(layers="lora_(")
+    with pytest.raises(NotFoundError, match=r"^There is no /api/v1/rulez here\.$"):
+        client.fetch(dict, "/rulez")
     with pytest.raises(CollectorError, match="Input should be 'absmax', 'norm'"):
         run.series("gradient")
 
@@ -325,7 +327,7 @@ class Proxy(BaseHTTPRequestHandler):
     [
         ((b"", 0), CollectorError, "was cut off"),
         ((b"{", 100), CollectorError, "was cut off"),
-        ((b"step,time,loss\n", 15), VersionError, r"not understood \(JSONDecodeError.*install the same version"),
+        ((b"step,time,loss\n", 15), VersionError, r"not understood \(JSONDecodeError.*, as here\."),
         ((b'{"columns": []}\n', 16), VersionError, r"not understood \(KeyError"),
     ],
 )
