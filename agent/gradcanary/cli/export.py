@@ -75,7 +75,7 @@ def _export(arguments: argparse.Namespace, client: CollectorClient) -> None:
     path = f"{run_path(arguments.name)}/{routes[is_of_metrics]}"
     query = {"stat": arguments.stat, "layer": arguments.layer, "match": arguments.match, "name": arguments.metric}
     query |= {"from": arguments.first, "to": arguments.last}
-    with _opened(arguments.out) as output, contextlib.closing(client.blocks(path, **query)) as blocks:
+    with _opened(arguments) as output, contextlib.closing(client.blocks(path, **query)) as blocks:
         if arguments.format == "csv":
             for block in blocks:
                 output.write(block)
@@ -214,8 +214,9 @@ class Output:
 
 
 @contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[Output]:
+def _opened(arguments: argparse.Namespace) -> Iterator[Output]:
     """Yield the output; a file gets its name when it is complete, and is removed if it does not become that."""
+    path: Path | None = arguments.out
     if path is None:
         if sys.stdout is None:
             raise UsageError("gradcanary export: standard output is closed: add --out FILE")
@@ -223,6 +224,9 @@ def _opened(path: Path | None) -> Iterator[Output]:
             yield output
         return
     path = path.resolve()  # of a link, the file that it leads to
+    if path.is_dir():
+        example = path / f"{arguments.name}.{arguments.format}"
+        raise UsageError(f"gradcanary export: {path} is a folder: name a file in it, such as --out {example}")
     if path.exists() and not path.is_file():
         raise UsageError(f"gradcanary export: {path} is not a file; standard output can go there: > {path}")
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")

@@ -91,10 +91,11 @@ class Lines:
         return iter(self.lines)
 
     def __getitem__(self, key: int | str) -> Line:
-        """Return a line by its place, its name, or its name with tags (``title``); raises KeyError or IndexError."""
+        """Return a line by its place, its name with tags (``title``), or its name; raises KeyError or IndexError."""
         if not isinstance(key, str):
             return self.lines[key]
-        found = [line for line in self.lines if key in (line.title, line.name)]
+        named = [line for line in self.lines if line.name == key]
+        found = [line for line in self.lines if line.title == key] or named
         if not found or any((line.name, line.tags) != (found[0].name, found[0].tags) for line in found):
             known = ", ".join(line.title for line in found or self.lines)
             raise KeyError(f"{key!r} is {'none' if not found else 'several'} of these: {known}")

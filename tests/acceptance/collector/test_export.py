@@ -246,6 +246,9 @@ def test_what_cannot_work_is_said_before_anything_is_written(url, tmp_path):
         assert (ran.returncode, ran.stdout) == (status, b""), words
         assert reason in ran.stderr.decode()
         assert list(tmp_path.iterdir()) == []
+    folder = export("hostile", "--out", tmp_path, url=url)
+    assert (folder.returncode, folder.stdout) == (2, b"")
+    assert f"{tmp_path} is a folder: name a file in it, such as --out {tmp_path}/hostile.csv" in folder.stderr.decode()
     assert b"is not a file" in export("hostile", "--out", "/dev/null", url=url).stderr
     assert b"cannot be written" in export("hostile", "--out", tmp_path / "none" / "f", url=url).stderr
 

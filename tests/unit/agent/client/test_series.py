@@ -55,6 +55,13 @@ def test_a_line_is_found_by_place_name_and_tags():
         found["los"]
 
 
+def test_a_title_is_preferred_to_a_name_that_several_have():
+    tagged = replace(line([1.0], name="loss"), tags={"split": "train"})
+    found = Metrics("run", (tagged, line([2.0], name="loss"), tagged))
+    assert found["loss"] is found[1]
+    assert found["loss{split=train}"] is tagged
+
+
 def test_tables_of_the_api_become_points():
     columns = [
         {"title": "=x{a=1, b=2}", "name": "=x", "tags": {"a": "1, b=2"}},
