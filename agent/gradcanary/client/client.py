@@ -37,6 +37,9 @@ MOST_LINES = 100
 MOST_CELLS = 2_000_000
 """Buckets x layers that are read together: some 40 MB."""
 
+ARGUMENTS = {"from": "start", "to": "end"}
+"""The arguments of methods that are named otherwise in the API."""
+
 NEAREST_OF = 1_000
 """Runs, the last active ones, among which the nearest names of an unknown one are found."""
 
@@ -52,7 +55,9 @@ class Client:
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         """Raises ValueError on an address or token that cannot be one."""
-        self._collector = CollectorClient.resolve(url, token, spelled="Client({}=)")
+        self._collector = CollectorClient.resolve(
+            url, token, "Client({}=)", lambda field: f"{ARGUMENTS.get(field, field)}="
+        )
         self.url = self._collector.url
 
     def __repr__(self) -> str:
@@ -139,6 +144,8 @@ class Client:
         """
         if (duration is None) == (until is None):
             raise ValueError("silence() ends: give duration=timedelta(hours=8), or until=")
+        if not isinstance(duration, (timedelta, type(None))):
+            raise TypeError(f"{duration=} is not a timedelta: give timedelta(hours={duration!r}), for example")
         end = until or datetime.now(timezone.utc) + (duration or timedelta())
         body = {"run": run, "until": _rfc3339(end), "rule": rule, "match": match, "note": note}
         return self._understand(Silence.decode, self._collector.change("/silences", body, by))
@@ -284,7 +291,7 @@ class Run:
         """Yield :meth:`series` in parts, in rising order of steps, at least one: the memory is bounded."""
         chosen = _choose(self.layers(), layers)
         groups = [chosen[first : first + MOST_LINES] for first in range(0, len(chosen), MOST_LINES)]
-        most = points or max(1, min(MOST_BUCKETS, MOST_CELLS // max(1, len(chosen))))
+        most = points if points is not None else max(1, min(MOST_BUCKETS, MOST_CELLS // max(1, len(chosen))))
 
         def read(group: Sequence[Layer], begin: int | None, stop: int | None) -> Page:
             numbers = [layer.number for layer in group]

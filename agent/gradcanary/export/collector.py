@@ -16,7 +16,7 @@ import functools
 import getpass
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -40,9 +40,11 @@ STREAM_TIMEOUT_S = 120.0
 
 Value = str | int | Sequence[str | int] | None
 
+Spell = Callable[[str], str]
+
 TOKEN = """\
-Give a token with {token} or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
-collector runs."""  # noqa: S105 -- a sentence
+Give a token with {token} or GRADCANARY_TOKEN. Where the collector runs, 'gradcanary token create --scope read --name \
+NAME' makes one that reads, and '--scope admin' one that may also change something."""  # noqa: S105 -- sentences
 
 
 class CollectorError(Exception):
@@ -79,18 +81,20 @@ class VersionError(CollectorError):
 class CollectorClient:
     """The API of one collector: JSON in, JSON out, one connection per request."""
 
-    def __init__(self, url: str, token: str | None, spelled: str = "--{}") -> None:
-        """``spelled`` is the caller's spelling of an argument, for messages."""
+    def __init__(self, url: str, token: str | None, spelled: str = "--{}", argument: Spell = "--{}".format) -> None:
+        """``spelled`` is the caller's spelling of url and token, ``argument`` that of a field of the API: for messages."""
         self.url = url
         self._token = token
-        self._spelled = spelled
+        self._spelled, self._argument = spelled, argument
 
     @classmethod
-    def resolve(cls, url: str | None, token: str | None, spelled: str = "--{}") -> CollectorClient:
+    def resolve(
+        cls, url: str | None, token: str | None, spelled: str = "--{}", argument: Spell = "--{}".format
+    ) -> CollectorClient:
         """Return the API of a collector, of ``GRADCANARY_URL`` and ``GRADCANARY_TOKEN`` if None; raises ValueError."""
         given = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
         settings = Settings.resolve(given, spelled=spelled, url=url, token=token)
-        return cls(settings.url, settings.token, spelled)
+        return cls(settings.url, settings.token, spelled, argument)
 
     def request(self, method: str, path: str, body: object = None, **query: Value) -> Any:  # noqa: ANN401 -- JSON
         """Return the JSON of the answer, None if it has no body; a sequence in ``query`` repeats its name.
@@ -179,7 +183,10 @@ class CollectorClient:
             raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
             kind = NotFoundError if answer.status == 404 else CollectorError
-            raise kind(answer.message, is_refusal=True, field=answer.field)
+            message = answer.message
+            if message.startswith("Input should ") and answer.field:  # pydantic does not name it
+                message = f"{self._argument(answer.field)} {message.removeprefix('Input ')}"
+            raise kind(message, is_refusal=True, field=answer.field)
         if answer.status >= 300:
             why = answer.message or "and no JSON of a collector"
             raise CollectorError(f"{self.url} answered {answer.status} {why}")

@@ -239,6 +239,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(url, tmp_path):
         (("nobody",), 2, "There is no run 'nobody' here."),
         (("hostile", "--layer", "gone"), 2, "This run has no layer 'gone'."),
         (("hostile", "--match", "("), 2, "This expression does not work"),
+        (("hostile", "--from", "-1"), 2, "gradcanary: --from should be greater than or equal to 0, not '-1'"),
         (("hostile", "--metrics", "--stat", "norm"), 2, "--stat, --layer and --match choose parameters"),
         (("hostile", "--format", "xml"), 2, "invalid choice: 'xml'"),
     ):

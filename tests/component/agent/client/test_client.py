@@ -282,15 +282,31 @@ def test_errors_say_what_to_do(client, run, monkeypatch):
         run.series(layers="lora_(")
     with pytest.raises(NotFoundError, match=r"^There is no /api/v1/rulez here\.$"):
         client.fetch(dict, "/rulez")
-    with pytest.raises(CollectorError, match="Input should be 'absmax', 'norm'"):
-        run.series("gradient")
+    for wrong, message in (
+        (lambda: run.series("gradient"), r"^stat= should be 'absmax', 'norm'.*, not 'gradient'$"),
+        (lambda: run.series(start=-5), "^start= should be greater than or equal to 0, not '-5'$"),
+        (lambda: run.metrics(end=-5), "^end= should be greater than or equal to 0, not '-5'$"),
+        (lambda: run.series(points=0), "^points= should be greater than or equal to 1, not '0'$"),
+        (lambda: run.metrics(points=0), "^points= should be greater than or equal to 1, not '0'$"),
+        (lambda: run.heatmap(value="minn"), "^value= should be 'min', 'mean' or 'max', not 'minn'$"),
+        (lambda: run.heatmap(columns=100_000), "^columns= should be less than or equal to 5000, not '100000'$"),
+        (lambda: client.incidents(state="closed"), "^state= should be 'open', 'resolved' or 'ended', not 'closed'$"),
+        (lambda: client.silence("long", duration=timedelta(hours=1), rule="colapse"), "^rule= should be "),
+    ):
+        with pytest.raises(CollectorError, match=message):
+            wrong()
+    with pytest.raises(TypeError, match=r"duration=8 is not a timedelta: give timedelta\(hours=8\), for example"):
+        client.silence("long", duration=8)
 
 
 def test_a_token_is_asked_for(tmp_path):
     guarded = Collector(tmp_path, ("--auth",)).start()
     try:
         for token in (None, "gc_read_wrong"):
-            with pytest.raises(AccessError, match=r"Give a token with Client\(token=\) or GRADCANARY_TOKEN"):
+            with pytest.raises(
+                AccessError,
+                match=r"Give a token with Client\(token=\) or GRADCANARY_TOKEN\. .* --scope read .*--scope admin",
+            ):
                 gradcanary.Client(guarded.url, token).runs()
         admin = next(word for line in guarded.output for word in line.split() if word.startswith("gc_admin_"))
         client = gradcanary.Client(guarded.url, admin)
