@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROW_INDENT = "    "
 
+LISTS_RUNS = "'gradcanary runs'"
+
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from math import isfinite, isnan
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from gradcanary import wire
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
-from gradcanary.export.collector import run_path
+from gradcanary.export.collector import check_metrics, run_path
 from gradcanary.export.tables import Stream, Table
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
 """Values, or rows where that is more, of a row group of Parquet, and the most values: 16 MB of float32 up to 512
 columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for
 each column of each group: smaller groups would make that the larger part."""
+
+CSV_WITHOUT_COLUMNS = b"step,time\n"
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit status after SIGTERM, as shells report it."""
@@ -69,20 +72,35 @@ def _export(arguments: argparse.Namespace, client: CollectorClient) -> None:
     is_of_metrics = arguments.metrics or arguments.metric is not None
     if is_of_metrics and (arguments.stat or arguments.layer or arguments.match):
         raise UsageError("gradcanary export: --stat, --layer and --match choose parameters, and metrics have none")
+    first, last = arguments.first, arguments.last
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"gradcanary export: --from {first} is after --to {last}")
     if arguments.format == "parquet":
         _check_parquet(arguments.out)
     routes = {"csv": ("export.csv", "metrics.csv")}.get(arguments.format, ("samples", "points"))
     path = f"{run_path(arguments.name)}/{routes[is_of_metrics]}"
     query = {"stat": arguments.stat, "layer": arguments.layer, "match": arguments.match, "name": arguments.metric}
-    query |= {"from": arguments.first, "to": arguments.last}
-    with _opened(arguments) as output, contextlib.closing(client.blocks(path, **query)) as blocks:
+    query |= {"from": first, "to": last}
+    reading = contextlib.closing(client.blocks(path, **query))
+    with client.nearest_names(arguments.name, console.LISTS_RUNS), _opened(arguments) as output, reading as blocks:
+        if arguments.metric:
+            check_metrics(client.request("GET", run_path(arguments.name)), arguments.metric)
         if arguments.format == "csv":
-            for block in blocks:
-                output.write(block)
+            head = next(blocks, b"")
+            _check_columns(arguments, has_some=not head.startswith(CSV_WITHOUT_COLUMNS))
+            has_rows = write_csv(itertools.chain([head], blocks), output)
         else:
             stream = Stream(blocks)
-            _warn(stream, arguments.name)
+            _check_columns(arguments, has_some=bool(stream.titles))
+            if stream.raw_start is not None:
+                start = f"{stream.raw_start:,}"
+                console.print_error(
+                    f"gradcanary: samples of {arguments.name} before step {start} are not stored any more"
+                )
             (write_parquet if arguments.format == "parquet" else write_ndjson)(stream, output)
+            has_rows = stream.rows > 0
+    if not has_rows:
+        console.print_error(f"gradcanary: {arguments.name} has no such values at these steps: the file has no rows")
 
 
 def _check_parquet(out: Path | None) -> None:
@@ -97,12 +115,21 @@ def _check_parquet(out: Path | None) -> None:
         )
 
 
-def _warn(stream: Stream, run: str) -> None:
-    """Say on stderr what a complete file does not hold."""
-    if stream.raw_start is not None:
-        console.print_error(f"gradcanary: samples of {run} before step {stream.raw_start:,} are not stored any more")
-    if not stream.titles:
-        console.print_error(f"gradcanary: {run} has nothing of this name: the file has no column of it")
+def _check_columns(arguments: argparse.Namespace, *, has_some: bool) -> None:
+    """Raise UsageError if the names that were given choose no parameter; a run may have none yet."""
+    if not has_some and arguments.match is not None:
+        also = f" and --layer {', '.join(arguments.layer)}" if arguments.layer else ""
+        run, match = arguments.name, arguments.match
+        raise UsageError(f"gradcanary export: no parameter of {run} is one of --match {match!r}{also}")
+
+
+def write_csv(blocks: Iterable[bytes], output: Output) -> bool:
+    """Write the collector's CSV; return True if it has a row below its first line."""
+    lines = 0
+    for block in blocks:
+        output.write(block)
+        lines += block.count(b"\n")
+    return lines > 1
 
 
 def write_parquet(stream: Stream, output: Output) -> None:

@@ -113,7 +113,8 @@ def _print_incident(arguments: argparse.Namespace, client: CollectorClient) -> N
 
 def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
     query = {"run": arguments.name, "state": arguments.state, "since": arguments.since}
-    incidents, before = client.pages("/incidents", "incidents", "before", MOST_PAGES, **query)
+    with client.nearest_names(arguments.name, console.LISTS_RUNS):
+        incidents, before = client.pages("/incidents", "incidents", "before", MOST_PAGES, **query)
     incidents = worst_first(incidents)
     if arguments.json:
         console.print_json({"incidents": incidents, "next": before})

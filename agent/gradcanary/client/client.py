@@ -27,6 +27,7 @@ from gradcanary.export.collector import (
     CollectorError,
     NotFoundError,
     VersionError,
+    check_metrics,
     run_path,
 )
 from gradcanary.export.tables import Stream
@@ -40,8 +41,7 @@ MOST_CELLS = 2_000_000
 ARGUMENTS = {"from": "start", "to": "end"}
 """The arguments of methods that are named otherwise in the API."""
 
-NEAREST_OF = 1_000
-"""Runs, the last active ones, among which the nearest names of an unknown one are found."""
+LISTS = "Client.runs()"
 
 T = TypeVar("T")
 
@@ -77,12 +77,10 @@ class Client:
 
     def run(self, name: str) -> Run:
         """Return a run by its name, or a former one; raises NotFoundError with the nearest names."""
-        try:
+        with self._collector.nearest_names(name, LISTS):
             if not name or "/" in name:
-                raise NotFoundError(f"There is no run {name!r} here.", is_refusal=True, field="run")  # noqa: TRY301
+                raise NotFoundError(f"There is no run {name!r} here.", is_refusal=True, field="run")
             return self.fetch(partial(Run.decode, self), run_path(name))
-        except NotFoundError as error:
-            raise NotFoundError(f"{error} {self._nearest(name)}", is_refusal=True, field=error.field) from None
 
     def incidents(
         self,
@@ -103,7 +101,8 @@ class Client:
         """
         query: dict[str, Any] = {"run": run, "state": state, "severity": severity, "rule": rule, "layer": layer}
         query |= {"since": None if since is None else _rfc3339(since), "sort": sort}
-        found = self._pages("/incidents", "incidents", "before", limit, query)
+        with self._collector.nearest_names(run, LISTS):
+            found = self._pages("/incidents", "incidents", "before", limit, query)
         return self._understand(lambda each: Records(Incident, tuple(map(Incident.decode, each))), found)
 
     def incident(self, number: int) -> Incident:
@@ -182,16 +181,6 @@ class Client:
             if query[cursor] is None:
                 break
         return items[:limit]
-
-    def _nearest(self, name: str) -> str:
-        """Return a sentence with the runs whose names are nearest to one."""
-        names = [run.name for run in self.runs(limit=NEAREST_OF)]
-        near = difflib.get_close_matches(name, names, 3, 0.5) or [
-            each for each in names if name.lower() in each.lower()
-        ]
-        if not near:
-            return "Client.runs() lists all." if names else "It has no runs yet."
-        return f"The nearest: {', '.join(near[:3])}. Client.runs() lists all."
 
     def _understand(self, decode: Callable[[Any], T], found: object) -> T:
         """Return an answer decoded; raises VersionError where it does not have what it should."""
@@ -348,12 +337,7 @@ class Run:
         training logs. Without ``points`` you get every point, each in a bucket of its own; with ``points`` (at most
         5,000) you get at most that number of buckets.
         """
-        known: list[Json] = self._fetch(lambda found: found["metrics"], "")
-        unknown = [name for name in names if name not in {metric["name"] for metric in known}]
-        if unknown:
-            logged = ", ".join(dict.fromkeys(metric["name"] for metric in known)) or "none"
-            raise NotFoundError(f"{self.name} has no metric {unknown[0]!r}; it has: {logged}", field="name")
-        chosen = [metric for metric in known if not names or metric["name"] in names]
+        chosen = self._fetch(lambda found: check_metrics(found, names), "")
         if points is None:
             decode = partial(Metrics.decode, self.name)
             path = f"{run_path(self.name)}/points"

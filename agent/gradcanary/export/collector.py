@@ -38,6 +38,9 @@ BLOCK_BYTES = 2**18
 STREAM_TIMEOUT_S = 120.0
 """For the next block of an answer: the collector may have to look for samples through a long run."""
 
+NEAREST_PAGES = 10
+"""Of the last active runs, a hundred each, among which the nearest names of an unknown one are found."""
+
 Value = str | int | Sequence[str | int] | None
 
 Spell = Callable[[str], str]
@@ -82,7 +85,7 @@ class CollectorClient:
     """The API of one collector: JSON in, JSON out, one connection per request."""
 
     def __init__(self, url: str, token: str | None, spelled: str = "--{}", argument: Spell = "--{}".format) -> None:
-        """``spelled`` is the caller's spelling of url and token, ``argument`` that of a field of the API: for messages."""
+        """``spelled`` is the caller's spelling of url and token, for messages; ``argument`` that of other fields."""
         self.url = url
         self._token = token
         self._spelled, self._argument = spelled, argument
@@ -159,6 +162,28 @@ class CollectorClient:
             if query[cursor] is None:
                 break
         return items, query[cursor]
+
+    @contextlib.contextmanager
+    def nearest_names(self, run: str | None, lists: str) -> Iterator[None]:
+        """Add the nearest names to the error that there is no such ``run``, and what ``lists`` all."""
+        try:
+            yield
+        except NotFoundError as error:
+            if run is None or error.field != "run":
+                raise
+            hint = self._nearest(run, lists)
+            raise NotFoundError(f"{error} {hint}", is_refusal=True, field="run") from None
+
+    def _nearest(self, name: str, lists: str) -> str:
+        import difflib
+
+        names = [run["run"] for run in self.pages("/runs", "runs", "after", NEAREST_PAGES)[0]]
+        near = difflib.get_close_matches(name, names, 3, 0.5) or [
+            each for each in names if name.lower() in each.lower()
+        ]
+        if not names:
+            return "It has no runs yet."
+        return f"The nearest: {', '.join(near[:3])}. {lists} lists all." if near else f"{lists} lists all."
 
     def versions(self) -> str:
         """Return a sentence with the version of the collector and of this package, and what to do if they differ."""
@@ -250,6 +275,17 @@ def tls_context(url: str) -> ssl.SSLContext | None:
 def run_path(name: str) -> str:
     """Return the path of a run in the API."""
     return f"/runs/{quote(name, safe='')}"
+
+
+def check_metrics(run: Mapping[str, Any], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the metrics of a run of the API with these names, all without names; raises NotFoundError."""
+    known: list[Mapping[str, Any]] = run["metrics"]
+    logged = dict.fromkeys(metric["name"] for metric in known)
+    for name in names:
+        if name not in logged:
+            has = ", ".join(logged) or "none"
+            raise NotFoundError(f"{run['run']} has no metric {name!r}; it has: {has}", is_refusal=True, field="name")
+    return [metric for metric in known if not names or metric["name"] in names]
 
 
 def user_name() -> str | None:

@@ -73,11 +73,13 @@ class Stream:
     """The answer of ``samples`` or ``points``: its columns, their titles, each of them once, and its tables.
 
     ``own`` are the columns before those; samples before step ``raw_start`` were deleted, None = none were.
+    ``rows`` have come so far.
     """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         """Read the first line; raises CollectorError."""
         self._lines = _split_lines(blocks)
+        self.rows = 0
         head = self._next()
         self.columns: list[dict[str, Any]] = head["columns"]
         self.titles = unique_titles([column["title"] for column in self.columns])
@@ -87,13 +89,12 @@ class Stream:
 
     def __iter__(self) -> Iterator[Table]:
         """Yield the tables; raises CollectorError unless all of them came."""
-        rows = 0
         while "rows" not in (line := self._next()):
             table = Table.decode(line)
-            rows += len(table)
+            self.rows += len(table)
             yield table
-        if line["rows"] != rows:
-            raise CollectorError(f"{rows:,} rows of {line['rows']:,} came")
+        if line["rows"] != self.rows:
+            raise CollectorError(f"{self.rows:,} rows of {line['rows']:,} came")
 
     def _next(self) -> dict[str, Any]:
         line = next(self._lines, None)

@@ -236,14 +236,24 @@ def test_metrics_are_what_was_logged(url, tmp_path):
 def test_what_cannot_work_is_said_before_anything_is_written(url, tmp_path):
     path = tmp_path / "f.parquet"
     for words, status, reason in (
-        (("nobody",), 2, "There is no run 'nobody' here."),
+        (("nobody",), 2, "There is no run 'nobody' here. 'gradcanary runs' lists all."),
+        (("hostle",), 2, "There is no run 'hostle' here. The nearest: hostile. 'gradcanary runs' lists all."),
         (("hostile", "--layer", "gone"), 2, "This run has no layer 'gone'."),
+        (("hostile", "--match", "nothing"), 2, "no parameter of hostile is one of --match 'nothing'"),
+        (
+            ("hostile", "--match", "nothing", "--format", "csv"),
+            2,
+            "no parameter of hostile is one of --match 'nothing'",
+        ),
+        (("hostile", "--layer", "4", "--match", "blocks"), 2, "is one of --match 'blocks' and --layer 4"),
+        (("hostile", "--metric", "loss", "--metric", "gone"), 2, "hostile has no metric 'gone'; it has: loss, "),
+        (("hostile", "--from", "100", "--to", "50"), 2, "--from 100 is after --to 50"),
         (("hostile", "--match", "("), 2, "This expression does not work"),
         (("hostile", "--from", "-1"), 2, "gradcanary: --from should be greater than or equal to 0, not '-1'"),
         (("hostile", "--metrics", "--stat", "norm"), 2, "--stat, --layer and --match choose parameters"),
         (("hostile", "--format", "xml"), 2, "invalid choice: 'xml'"),
     ):
-        ran = export(*words, "--out", path, url=url)
+        ran = export("--format", "parquet", *words, "--out", path, url=url)
         assert (ran.returncode, ran.stdout) == (status, b""), words
         assert reason in ran.stderr.decode()
         assert list(tmp_path.iterdir()) == []
@@ -371,7 +381,12 @@ def test_csv_of_one_column_and_of_none(url):
     lines = export("hostile", "--layer", "0", "--to", "1", url=url).stdout.decode().splitlines()
     assert [line.split(",")[2:] for line in lines[:2]] == [["'=1+1"], [""]]
     assert np.float32(lines[2].split(",")[2]) == FINE.absmax[1, 0]
-    assert (
-        export("hostile", "--match", "nothing", "--to", "0", url=url).stdout
-        == b"step,time\n0,2023-11-14T22:13:20.000Z\n"
-    )
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "ndjson"])
+def test_a_file_without_rows_is_reported(url, tmp_path, form):
+    for words in (("--from", "99999"), ("--stat", "weight_norm"), ("--metric", "loss", "--from", "7")):
+        ran = export("hostile", "--format", form, *words, "--out", tmp_path / "f", url=url)
+        assert ran.returncode == 0
+        assert ran.stderr.decode() == "gradcanary: hostile has no such values at these steps: the file has no rows\n"
+    assert export("hostile", "--format", form, "--to", "5", "--out", tmp_path / "f", url=url).stderr == b""

@@ -272,6 +272,8 @@ def test_errors_say_what_to_do(client, run, monkeypatch):
         gradcanary.Client("ftp://x")
     with pytest.raises(NotFoundError, match=r"no run 'lonk' here\. The nearest: long"):
         client.run("lonk")
+    with pytest.raises(NotFoundError, match=r"no run 'lonk' here\. The nearest: long\. Client\.runs\(\) lists all\."):
+        client.incidents(run="lonk")
     with pytest.raises(NotFoundError, match=r"There is no run 'a/b' here"):
         client.run("a/b")
     with pytest.raises(NotFoundError, match=r"is 'lora_C', .*; the nearest: blocks"):
