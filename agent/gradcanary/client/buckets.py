@@ -18,6 +18,7 @@ from operator import add
 from typing import Any
 
 from gradcanary.export.tables import decode
+from gradcanary.wording import count
 
 MOST_BUCKETS = 5_000
 """Of one answer of the API."""
@@ -74,6 +75,12 @@ class Buckets:
     steps: array[int]
     widths: array[int]
     times: array[float]
+
+    @property
+    def span(self) -> str:
+        """The number of buckets and their steps, in words."""
+        steps = f" of steps {self.steps[0]:,} to {self.last_step(-1):,}" if self.steps else ""
+        return f"{count(len(self.steps), 'bucket')}{steps}"
 
     @classmethod
     def empty(cls) -> Buckets:

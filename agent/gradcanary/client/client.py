@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote
 
 from gradcanary.client.buckets import MOST_BUCKETS, Buckets, Page, read_finest
@@ -199,6 +199,8 @@ class Run:
     severity that fired when it ended; ``loss`` is the last value of the metric ``loss`` (NaN: not finite), ``enter``
     the absmax below which a parameter is low, and ``below_threshold`` the number of those without an incident.
     """
+
+    shown: ClassVar = ("name", "state", "step", "loss", "last_seen", "headline")
 
     name: str
     state: str

@@ -12,6 +12,7 @@ from gradcanary.client.buckets import Buckets, decode_buckets
 from gradcanary.client.records import fill
 from gradcanary.display.colours import NO_DATA, NO_GRADIENT, NONFINITE, NOT_TRAINABLE, ZERO
 from gradcanary.export.tables import decode
+from gradcanary.wording import count
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,7 +42,7 @@ class HeatmapRow:
     block: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Heatmap:
     """A stat of a run as int16 ``cells``, rows first; ``value`` is what a cell is of the samples in it: min, mean, max.
 
@@ -56,6 +57,9 @@ class Heatmap:
     buckets: Buckets
     rows: tuple[HeatmapRow, ...]
     cells: array[int]
+
+    def __repr__(self) -> str:
+        return f"Heatmap({self.value} {self.stat} of {self.run}, {count(len(self.rows), 'row')}, {self.buckets.span})"
 
     @classmethod
     def decode(cls, answer: Mapping[str, Any]) -> Heatmap:

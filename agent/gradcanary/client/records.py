@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
+from gradcanary import terminal
 from gradcanary.client import frames
+from gradcanary.wording import number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
     import polars as pl
+
+SHOWN_RECORDS = 20
+"""Lines of a list in a notebook."""
 
 T = TypeVar("T")
 
@@ -31,9 +36,9 @@ def fill(kind: type[T], answer: Json, **others: Any) -> T:  # noqa: ANN401 -- as
     return kind(**same, **others)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Records(Sequence[T], Generic[T]):
-    """A complete list of records of one ``kind``."""
+    """A complete list of records of one ``kind``; its repr is a table of the fields that are ``shown`` of this kind."""
 
     kind: type[T]
     items: tuple[T, ...]
@@ -50,6 +55,13 @@ class Records(Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)
+
+    def __repr__(self) -> str:
+        shown: Sequence[str] = getattr(self.kind, "shown", ()) or list(self._columns())
+        rows = [[_text(getattr(item, name)) for name in shown] for item in self.items[:SHOWN_RECORDS]]
+        more = len(self) - len(rows)
+        table = terminal.table(shown, rows) if rows else f"no {self.kind.__name__}"
+        return f"{table}\nand {more:,} more" if more else table
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """Return a structured array [record] with the columns of :meth:`to_pandas`, such as ``["name"]``.
@@ -75,6 +87,13 @@ class Records(Sequence[T], Generic[T]):
         return {name: [_plain(getattr(item, name)) for item in self.items] for name in names}
 
 
+def _text(value: object) -> str:
+    """Return a value for a table."""
+    if isinstance(value, float):
+        return number(value)
+    return "-" if value is None else f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else str(value)
+
+
 def _dtype(column: Sequence[object]) -> type:
     """Return the type of a column in a structured array."""
     kinds = set(map(type, column))
@@ -95,6 +114,8 @@ def _plain(value: object) -> object:
 @dataclass(frozen=True)
 class Layer:
     """A parameter with its last values (None: never measured) and its state by rule; ``json`` has all of the API."""
+
+    shown: ClassVar = ("number", "name", "shape", "step", "state", "absmax", "norm")
 
     number: int
     name: str
@@ -163,6 +184,8 @@ class Incident:
     ``firing`` of ``parameters`` fire now, ``ever_fired`` did; all three are 0 for an incident of the whole run.
     ``members`` is None in a list: ``Client.incident(id)`` has them. ``json`` has all of the API.
     """
+
+    shown: ClassVar = ("id", "severity", "state", "run", "rule", "opened", "summary")
 
     id: int
     run: str

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gradcanary.client import frames
 from gradcanary.client.buckets import PLANES, Buckets, Envelope, cut
+from gradcanary.wording import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Plane = Literal["min", "mean", "max", "count", "nonfinite"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Line:
     """The values of one parameter or metric: ``values`` has the bucket ``buckets.steps[i]`` at place i.
 
@@ -35,6 +36,9 @@ class Line:
     tags: Mapping[str, str]
     buckets: Buckets
     values: Envelope
+
+    def __repr__(self) -> str:
+        return f"Line({self.title}, {self.buckets.span})"
 
     @property
     def title(self) -> str:
@@ -133,7 +137,7 @@ class Lines:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Series(Lines):
     """A stat of some parameters of a run: a line for each, all with the same ``buckets``.
 
@@ -146,6 +150,9 @@ class Series(Lines):
     enter: float
     buckets: Buckets
     lines: tuple[Line, ...]
+
+    def __repr__(self) -> str:
+        return f"Series({self.stat} of {self.run}, {count(len(self), 'parameter')}, {self.buckets.span})"
 
     @classmethod
     def concat(cls, parts: Sequence[Series]) -> Series:
@@ -177,12 +184,15 @@ class Series(Lines):
         return {"layer": frames.Labels(codes, [line.name for line in lines])}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metrics(Lines):
     """Logged metrics of a run, such as loss and learning rates: a line for each name and tags, with its own buckets."""
 
     run: str
     lines: tuple[Line, ...]
+
+    def __repr__(self) -> str:
+        return f"Metrics({self.run}: {', '.join(line.title for line in self.lines) or 'none'})"
 
     @classmethod
     def decode(cls, run: str, stream: Stream) -> Metrics:
@@ -197,8 +207,8 @@ class Metrics(Lines):
                 buckets = Buckets(steps, array("q", [1]) * len(steps), cut(times, kept))
                 values = cut(table.values[place * len(rows) : (place + 1) * len(rows)], kept)
                 values = array("d", (value if math.isfinite(value) else math.nan for value in values))
-                count = array("i", map(math.isfinite, values))
-                envelope = Envelope(values, values, values, count, array("i", (1 - each for each in count)))
+                finite = array("i", map(math.isfinite, values))
+                envelope = Envelope(values, values, values, finite, array("i", (1 - each for each in finite)))
                 parts[place].append(Line(column["name"], None, column["tags"], buckets, envelope))
         lines = [Line.concat(of_metric) for of_metric in parts if of_metric]
         return cls(run, tuple(line for line in lines if line.buckets.steps))

@@ -257,6 +257,21 @@ def test_an_incident_is_acknowledged_and_silenced(module_collector, client):
         client.silence("sick", until=datetime(2030, 1, 1))  # noqa: DTZ001 -- the mistake
 
 
+def test_results_are_short_in_a_notebook(client, run):
+    assert repr(run.series()) == "Series(absmax of long, 4 parameters, 6,000 buckets of steps 0 to 5,999)"
+    assert repr(run.series(layers=[])) == "Series(absmax of long, 0 parameters, 0 buckets)"
+    assert repr(run.series()[0]) == f"Line({NAMES[0]}, 6,000 buckets of steps 0 to 5,999)"
+    assert repr(run.heatmap(columns=100)) == "Heatmap(min absmax of long, 4 rows, 94 buckets of steps 0 to 6,015)"
+    assert repr(run.metrics()) == "Metrics(long: loss, lr0)"
+    head, first, *rows = repr(run.layers()).splitlines()
+    assert head.split() == ["number", "name", "shape", "step", "state", "absmax", "norm"]
+    assert first.split()[:2] == ["0", NAMES[0]]
+    assert len(rows) == 3
+    assert repr(client.runs(text="long")).startswith("name  state  step  loss  last_seen")
+    assert repr(client.incidents(run="long", severity="critical")[:0]) == "no Incident"
+    assert {error.__module__ for error in (AccessError, CollectorError, NotFoundError)} == {"gradcanary.client"}
+
+
 def test_where_no_token_is_needed_the_user_is_the_author(module_collector):
     for token in (None, "gc_admin_of_another_collector"):
         silence = gradcanary.Client(module_collector.url, token).silence("x", duration=timedelta(hours=1))

@@ -43,6 +43,13 @@ def test_records_are_a_sequence_and_a_frame():
     assert list(Records(Thing, ()).to_pandas().columns) == Records(Thing, ()).to_polars().columns
 
 
+def test_records_are_shown_as_a_table():
+    found = Records(Thing, tuple(Thing(f"a{number}", (), ACK if number else None, {}) for number in range(23)))
+    head, first, *_, more = repr(found).splitlines()
+    assert (head.split(), first.split(), more) == (["name", "tags", "ack"], ["a0", "()", "-"], "and 3 more")
+    assert repr(found[:0]) == "no Thing"
+
+
 def test_records_are_an_array_with_their_columns():
     @dataclass(frozen=True)
     class Numbers:
