@@ -130,6 +130,14 @@ def test_an_agent_gets_in_with_its_token_and_the_authority(guarded, ingest, monk
         assert bool(answer.message) == (status != 200)
 
 
+def test_the_author_of_a_change_is_the_token(typed, admin, monkeypatch):
+    monkeypatch.setenv("GRADCANARY_TOKEN", admin)
+    for author, given in (("first administrator", ()), ("ada", ("--by", "ada"))):
+        made = typed("silence", "--run", "of-the-author", "--for", "1h", *given)[1].split()[1]
+        assert f"  {author}  " in typed("silences")[1]
+        assert typed("unsilence", made)[0] == 0
+
+
 def test_every_command_says_what_to_do_without_a_token(run, typed, ingest, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("version: 1\n")
