@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,8 @@ def asked(connect, collector, token, *calls, mode="legacy"):
             listed = (await client.list_tools()).tools
             return [each.name for each in listed], [await client.call_tool(*each) for each in calls]
 
-    return asyncio.run(ask())
+    with ThreadPoolExecutor(1) as thread:  # Playwright keeps an event loop running in this one
+        return thread.submit(lambda: asyncio.run(ask())).result()
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
