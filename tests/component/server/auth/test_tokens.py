@@ -291,6 +291,7 @@ def test_token_commands(archive, ring):
     commands.list_tokens(archive.url, said.append)
     assert len(said) == 2
     assert "ada's laptop" in said[1]
+    assert said[0].endswith("EXPIRES")
     assert secret not in str(said)
     number = ring.load(secret).token_id
     commands.revoke_token(archive.url, number, said.append)
@@ -339,3 +340,4 @@ def test_the_first_token_makes_the_store(empty_url):
     assert "is new; of a collector that runs elsewhere, name" in said[0]
     commands.list_tokens(empty_url, said.append)
     assert "ada" in said[-1]
+    assert said[-1].endswith("never")
