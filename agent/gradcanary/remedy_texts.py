@@ -29,8 +29,9 @@ _DEPTH = (
 )
 _SMALL = (
     "Compare a step before this one with one after it: the inputs, the output of each layer, and the size of the "
-    "weights. Where they differ is the cause: data that changed their scale, an activation or a softmax that is "
-    "saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached branch looks the same."
+    "weights. What differs between the two steps is the cause: data that changed their scale, an activation or a "
+    "softmax that is saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached "
+    "branch looks the same."
 )
 _OPTIMIZER_PARAMETERS = (
     "Give these parameters to an optimizer: make it when the model is complete, of all parameters that should train, "

@@ -468,7 +468,10 @@ def _partners(context: CauseContext) -> list[str]:
     partners = all_names.intersection(_other_half(name, other) for name in names)
     if not partners:
         return []
-    return [f"all {len(names):,} are lora_{half}; none of their {len(partners):,} lora_{other} partners collapsed"]
+    who = "it is a" if len(names) == 1 else f"all {len(names):,} are"
+    if len(partners) > 1:
+        return [f"{who} lora_{half}; none of their {len(partners):,} lora_{other} partners collapsed"]
+    return [f"{who} lora_{half}; {'its' if len(names) == 1 else 'their'} lora_{other} partner did not collapse"]
 
 
 def _other_half(name: str, half: str) -> str:

@@ -195,19 +195,22 @@ def test_a_token_that_no_collector_would_know_is_not_made(typed, tmp_path, monke
     """As on another machine, or as another user: a store of one's own is not the collector's."""
     folder = tmp_path / "mine"
     monkeypatch.setattr("platformdirs.user_data_path", lambda _name: folder)
-    words = ("token", "create", "--scope", "read", "--name", "ada")
-    status, said, error = typed(*words)
+    words = ("token", "create", "--scope", "read", "--name")
+    status, said, error = typed(*words, "ada")
     assert (status, said, error.count("\n"), folder.exists()) == (1, "", 1, False)
     assert f"No collector has used a store at {folder / 'gradcanary.db'}" in error
     assert "--data DIR, or its database with --db URL" in error
-    assert typed(*words, "--data", folder)[0] == 0, "there it is wanted"
-    assert typed(*words)[:2] == (1, "")
+    assert typed(*words, "ada", "--data", folder)[0] == 0, "there it is wanted"
+    assert typed(*words, "bob")[:2] == (1, "")
     collector = Collector(folder)
     collector.start()
     try:
-        assert typed(*words)[0] == 0
+        assert typed(*words, "bob")[0] == 0
         collector.stop()
-        status, secret, _ = typed(*words)
+        status, said, error = typed(*words, "bob")
+        assert (status, said) == (2, "")
+        assert "Token 2 has the name 'bob'" in error
+        status, secret, _ = typed(*words, "eve")
         assert (status, secret.startswith("gc_read_")) == (0, True), "of a collector that is stopped"
     finally:
         collector.kill()

@@ -48,9 +48,9 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
     "Hugging Face Trainer",
     late="short last windows, and the first one where `watch()` was given nothing",
     caveat="by `watch()` before `train()`, by `gradcanary.transformers.GradientCallback()` and by `gradcanary run`. "
-    "Loss, lr and total norm are those that it logs. The step is its own, also after "
-    "`resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes that name, under "
-    "`gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
+    "Loss, lr and total norm are those that it logs. The step is its own, counted from 0 (step 222 is its "
+    "`global_step` 223), also after `resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes "
+    "that name, under `gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
 )
 @pytest.mark.parametrize("given", ["nothing", "model", "callback", "launcher"])
 def test_the_trainer(collector: Recorded, loops: ModuleType, tmp_path: Path, given: str) -> None:

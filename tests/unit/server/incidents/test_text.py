@@ -295,6 +295,8 @@ def test_collapsed_half_of_lora_pairs_points_to_the_partner():
     cause = scene(*[fired(number) for number in lora_a((3, 4, 5))])
     assert cause.code == "lora_partner"
     assert cause.evidence == ("all 9 are lora_A; none of their 9 lora_B partners collapsed",)
+    one = scene(fired(lora_a((3, 4, 5))[0]))
+    assert one.evidence == ("it is a lora_A; its lora_B partner did not collapse",)
 
 
 def test_whole_blocks_and_whole_groups_are_seen():
