@@ -31,7 +31,6 @@ from gradcanary_server.rules.steps import Context, Detector, Loss, Losses, Sampl
 from gradcanary_server.rules.transitions import FiringSet, StepEvidence
 from gradcanary_server.rules.types import Launch, Mask, Samples, Transition
 
-
 TELL_AFTER_STEPS, TELL_AFTER_SAMPLES = 20, 5
 """Of a launch: then what fired before it, and fires still, is told again. As many as decide that anything fires."""
 

@@ -106,9 +106,7 @@ def diff_firing(before: FiringSet, after: FiringSet, state: RuleState, evidence:
                 yield _resolved(rule, layer, severity_before, evidence.step, "recovered", value)
 
 
-def still_firing(
-    state: RuleState, evidence: StepEvidence, full: float, *, is_comparable: bool
-) -> Iterator[Transition]:
+def still_firing(state: RuleState, evidence: StepEvidence, full: float, *, is_comparable: bool) -> Iterator[Transition]:
     """Yield once more what an earlier launch left firing, and of which this one has shown no sign of recovery.
 
     Only what is judged at each step, and only layers that were measured at this one, or had no gradient. ``full`` is
