@@ -7,7 +7,6 @@ text lists checks instead of a cause.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from gradcanary.wire import FROZEN_PARAMETERS, Crash, Fact
 from gradcanary.wording import number, percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
+    LEAST_JUMP,
     NEAR_STEPS,
     RISE,
     Configuration,
@@ -228,7 +228,7 @@ def _is_critical_nonfinite(incident: Incident) -> bool:
 
 
 class Norms(NamedTuple):
-    """The last norm of a layer's weights before the first sign of an incident, and the last one measured after it."""
+    """The highest norm of a layer's weights shortly before the first sign of an incident, and the last one after it."""
 
     before: float
     before_step: int
@@ -473,7 +473,10 @@ def _fall(context: CauseContext) -> tuple[str, list[str]]:
 
 
 def lora_partners(context: CauseContext) -> dict[int, int]:
-    """Return the other halves of LoRA pairs by the halves, if only one kind of half collapsed; else nothing."""
+    """Return the weights of the other halves of LoRA pairs by the halves, if only one kind of half collapsed.
+
+    The gradient of a bias is multiplied by the other half's weight, too.
+    """
     if context.incident.rule != "collapse":
         return {}
     numbers = {layer.name: number for number, layer in context.layers.items()}
@@ -492,13 +495,13 @@ def _of_partners(context: CauseContext, partners: Mapping[int, int]) -> tuple[st
     match = LORA_HALF.search(names[0])
     half = "A" if match is None else match[1]
     other, total = "B" if half == "A" else "A", len(_named(context))
-    fell = f"all {total:,} are lora_{half}; none of their {len(partners):,} lora_{other} partners collapsed"
+    fell = f"all {total:,} are lora_{half}; none of their {len({*partners.values()}):,} lora_{other} partners collapsed"
     if total == 1:
         fell = f"its lora_{other} partner did not collapse"
     known = {layer: context.weights[partner] for layer, partner in partners.items() if partner in context.weights}
     if not known:
         return "lora_partner", [fell, f"the weights of lora_{other} {_NOT_MEASURED}"]
-    shrunk = {layer for layer, norms in known.items() if _explains_fall(context, layer, norms)}
+    shrunk = {layer for layer, norms in known.items() if LEAST_JUMP * norms.after < norms.before}
     shown = min(shrunk or known, key=lambda layer: known[layer].after / (known[layer].before or 1.0))
     norms, name = known[shown], context.layers[partners[shown]].name
     course = f"{number(norms.before)} at step {norms.before_step:,}, {number(norms.after)} at step {norms.after_step:,}"
@@ -517,14 +520,6 @@ def _of_partners(context: CauseContext, partners: Mapping[int, int]) -> tuple[st
     return ("lora_partner" if shrunk else "lora_own"), lines
 
 
-def _explains_fall(context: CauseContext, layer: int, norms: Norms) -> bool:
-    """Return True if weights shrank by half of the decades, or more, by which the gradient of the layer fell."""
-    member = context.members[layer]
-    if not member.value or not member.baseline or norms.after <= 0 or norms.before <= 0:
-        return norms.after < norms.before
-    return math.log10(norms.before / norms.after) >= 0.5 * math.log10(member.baseline / member.value)
-
-
 def _unchanged_settings(context: CauseContext) -> list[str]:
     """Return that no setting changed until the incident opened, and what the launch began with, if that is known."""
     settings, until = context.configuration.settings, context.incident.opened_step
@@ -540,7 +535,8 @@ def _unchanged_settings(context: CauseContext) -> list[str]:
 
 def _other_half(name: str, half: str) -> str:
     match = LORA_HALF.search(name)
-    return name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
+    other = name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
+    return f"{other.removesuffix('.bias')}.weight" if other.endswith(".bias") else other
 
 
 def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:

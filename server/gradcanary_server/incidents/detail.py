@@ -200,7 +200,7 @@ def _weights(connection: Connection, row: Mapping[Any, Any], incident: CauseCont
         known = np.flatnonzero(np.isfinite(norms[:, column]))
         before, after = known[steps[known] < since], known[steps[known] >= max(since, opened)]
         if len(before) and len(after):
-            (first, last) = int(before[-1]), int(after[-1])
+            (first, last) = int(before[np.argmax(norms[before, column])]), int(after[-1])
             weights[number] = Norms(
                 float(norms[first, column]), int(steps[first]), float(norms[last, column]), int(steps[last])
             )

@@ -118,7 +118,7 @@ def still_firing(state: RuleState, evidence: StepEvidence, full: float, *, is_co
         (rows, columns[~np.isnan(evidence.absmax)]),
         (MISSED, columns[state.activity.idle[columns] > 0]),
     ):
-        cells = np.ix_(signals, layers)
+        cells = np.ix_(np.array(signals), layers)
         scores.firing[cells] &= scores.score[cells] < state.resolve_after[layers]
     if progress.last_loss_step >= 0:
         of_run.firing[NONFINITE_LOSS] &= of_run.score[NONFINITE_LOSS] < full
