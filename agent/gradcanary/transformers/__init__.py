@@ -17,6 +17,9 @@ from gradcanary.training_watch import TrainingWatch, harmless
 OPEN, WORST, WORDS = "gradcanary/open_incidents", "gradcanary/worst", "gradcanary/verdict"
 """Keys of the Trainer's log: two numbers, for reporters, too; and a text in ``log_history`` after a change."""
 
+JUDGED_STEPS = 20
+"""Of a resumed training: before the collector cannot tell if what an earlier launch left goes on."""
+
 _trainer = importlib.import_module("transformers.trainer_callback")
 
 
@@ -36,11 +39,13 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
         self._answered: tuple[wire.Brief, ...] = ()
         self._open: dict[int, wire.Brief] = {}
         self._news: list[str] = []
+        self._judged_from = 0
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:  # noqa: ANN401, ARG002 -- as the Trainer calls it
         """Begin: the optimizer exists and a checkpoint is loaded."""
         self._answered, self._open, self._news = (), {}, []
+        self._judged_from = state.global_step + JUDGED_STEPS if state.global_step else 0
         self._begin(known["model"], [known["optimizer"]], args.world_size)
         self._come_first()
 
@@ -64,7 +69,8 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
         if not (state.is_world_process_zero and logs and "loss" in logs and state.log_history):
             return
         self._report_changes()
-        entry, numbers = state.log_history[-1], self._verdict()
+        is_judged = state.global_step > self._judged_from or self._open
+        entry, numbers = state.log_history[-1], self._verdict() if is_judged else {}
         logs.update(numbers)
         entry.update(numbers)
         if self._news:

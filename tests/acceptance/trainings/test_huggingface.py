@@ -344,7 +344,7 @@ def test_a_critical_incident_stops_the_trainer_and_a_resumed_one_goes_on(
     monkeypatch.setattr("gradcanary.export.sender.QUIET_S", 0.02)
 
     def trainer_with(callback: object, **settings: object) -> object:
-        saving = {"save_strategy": "steps", "save_steps": 10**6, "logging_steps": 10**6, "max_steps": 10**5}
+        saving = {"save_strategy": "steps", "save_steps": 10**6, "logging_steps": 1, "max_steps": 10**5}
         settings = {**saving, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 1, **settings}
         return loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback], **settings)
 
@@ -370,11 +370,14 @@ def test_a_critical_incident_stops_the_trainer_and_a_resumed_one_goes_on(
     assert "stop_on: the training is to end after this step" in capsys.readouterr().err
 
     callback = callback_with()
-    waiting = loops.Waiting({stopped + 240: lambda: until(lambda: callback.watch.incidents)})
-    trainer = trainer_with(callback, max_steps=stopped + 250)
+    waiting = loops.Waiting({stopped + 40: lambda: until(lambda: callback.watch.incidents)})
+    trainer = trainer_with(callback, max_steps=stopped + 60)
     trainer.add_callback(waiting)
     trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{stopped}"))
-    assert trainer.state.global_step == stopped + 250
+    assert trainer.state.global_step == stopped + 60
+    worst = {entry["step"]: entry.get("gradcanary/worst") for entry in trainer.state.log_history if "loss" in entry}
+    assert {worst[step] for step in range(stopped + 1, stopped + 20)} == {None}
+    assert worst[stopped + 60] == 2
     assert [each.id for each in callback.watch._session.sender.open_at_end] == [incident["id"]]
     assert not callback.watch.should_stop
 
