@@ -183,8 +183,9 @@ class Watch:
         """True while an incident of severity ``stop_on`` or worse is open that began in this launch.
 
         Incidents that are acknowledged or silenced do not count. It reads a variable, so each step may look at it. It
-        is False without ``stop_on``, and as long as the collector is down. Ranks see it at different steps: with
-        several, that of rank 0 has to be passed to all before one of them stops.
+        is False without ``stop_on``, and until the collector has answered; it stays as it is while the collector is
+        down. Ranks see it at different steps: with several, that of rank 0 has to be passed to all before one of them
+        stops.
         """
         return self._session.stop_rule.is_on
 
@@ -248,7 +249,7 @@ class Watch:
         self._session.pause()
 
     def show(self, height: int = 720) -> None:
-        """Show the live page of the run in a notebook, so many pixels high; in a terminal print its address.
+        """Show the live page of the run in a notebook, ``height`` pixels high; in a terminal print its address.
 
         The browser has to reach the collector at ``url``, and the collector to allow the frame: docs/operating.md,
         Access. Never raises.

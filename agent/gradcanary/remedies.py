@@ -61,9 +61,15 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "lora_partner": Cause(
         "Only one half of the LoRA pairs collapsed. The gradient of lora_A is multiplied by lora_B, and the other way "
-        "round. So the weights of the other half have probably shrunk to zero: check the learning rate, schedule and "
+        "round: weights of the other half that shrink to zero would do that, by the learning rate, the schedule or the "
         "weight decay of its parameter group.",
-        "group_settings",
+        "partner_weights",
+    ),
+    "lora_own": Cause(
+        "Only one half of the LoRA pairs collapsed, and the weights of the other half, which its gradient is "
+        "multiplied by, did not shrink. The gradients of the other half go on, so input and output are there: what is "
+        "left is something that changes these gradients alone.",
+        "own_gradient",
     ),
     "parameter_group": Cause(
         "The collapsed parameters are exactly one parameter group of the optimizer: look at the learning rate, the "

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _GROUPS = "Print every parameter group with its learning rate and weight decay, and compare with what you meant."
+_PARTNER = (
+    "Print the weights of the other half of these pairs; if they are close to zero, look for what shrinks them: the "
+    "weight decay and the learning rate of their parameter group, or code that writes them."
+)
+_OWN_GRADIENT = (
+    "Look for what changes these gradients alone: a hook on the parameter, or code between backward() and step() that "
+    "scales or masks them."
+)
 _FLOW = (
     "Check that the parameters still take part: requires_grad is on, no .detach() or torch.no_grad() stands around "
     "them, and the forward pass calls them."
@@ -29,8 +37,9 @@ _DEPTH = (
 )
 _SMALL = (
     "Compare a step before this one with one after it: the inputs, the output of each layer, and the size of the "
-    "weights. Where they differ is the cause: data that changed their scale, an activation or a softmax that is "
-    "saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached branch looks the same."
+    "weights. What differs between the two steps is the cause: data that changed their scale, an activation or a "
+    "softmax that is saturated, a gate or weights near zero. With zero_grad(set_to_none=False) a detached "
+    "branch looks the same."
 )
 _OPTIMIZER_PARAMETERS = (
     "Give these parameters to an optimizer: make it when the model is complete, of all parameters that should train, "
@@ -92,6 +101,8 @@ _PRINT_NORM = (
     "print(sum(float(p.grad.norm()) ** 2 for p in model.parameters() if p.grad is not None) ** 0.5)   # before the step"
 )
 _PRINT_WEIGHTS = "for n, p in model.named_parameters(): print(n, float(p.detach().abs().max()))"
+
+_PRINT_HOOKS = "for n, p in model.named_parameters(): print(n, p._backward_hooks, p._post_accumulate_grad_hooks)"
 
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
@@ -158,6 +169,8 @@ TEXTS: Mapping[str, str] = {
     "momentum": _MOMENTUM,
     "rate_back": _RATE_BACK,
     "group_settings": _GROUPS,
+    "partner_weights": _PARTNER,
+    "own_gradient": _OWN_GRADIENT,
     "flow": _FLOW,
     "whole_model": _WHOLE_MODEL,
     "depth": _DEPTH,
@@ -196,6 +209,8 @@ CODE: Mapping[str, str] = {
     "whole_model": f"{_PRINT_WEIGHTS}\n{_PRINT_SETTINGS}",
     "depth": _PRINT_GRADIENTS,
     "small": _PRINT_WEIGHTS,
+    "partner_weights": _PRINT_WEIGHTS,
+    "own_gradient": _PRINT_HOOKS,
     "factor": _PRINT_HELD,
     "optimizer_parameters": _PRINT_UNHELD,
     "fp32_moments": "for s in optimizer.state.values(): print({k: getattr(v, 'dtype', v) for k, v in s.items()})",

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradcanary.api import Watch, open_watches, watch
+from gradcanary.guard import Guard
 from gradcanary.hooks.agreement import Agreement, agree
 from gradcanary.session import Session
 from gradcanary.settings import Settings, check_watch
 
 STOPS = "stop_on: the training is to end after this step, because of {incident}"
+
+
+def harmless(event: Callable[..., None]) -> Callable[..., None]:
+    """Return an event of a callback that never raises: an error would end the training."""
+
+    @functools.wraps(event)
+    def guarded(self: TrainingWatch, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- as the framework calls it
+        try:
+            event(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 -- no error of the agent may reach the training loop
+            guard = Guard() if self._session is None else self._session.guard
+            guard.catch(f"{type(self).__name__}.{event.__name__}", error)
+
+    return guarded
 
 
 class TrainingWatch:

@@ -71,6 +71,9 @@ MAX_NAME = 500
 TRACKERS = ("wandb", "mlflow")
 """Other trackers whose runs a session may name."""
 
+MAX_TRACKER_URL = 500
+"""Characters in the address of such a run."""
+
 
 MAX_METRIC_OBSERVATIONS = 100
 """Values in a row of which a bound of a metric may ask for."""
@@ -308,7 +311,8 @@ class Brief:
     """An open incident, as the collector reports it to the agent.
 
     ``silenced`` is True if silences cover all its firing members, or the worst of them. ``reopened`` counts how often
-    it was over and came back. ``do_first`` is one line. An older collector sends none of the last four.
+    it was over and came back. ``do_first`` is one line, empty if ten newer or worse ones are open. An older collector
+    sends none of the last four.
     """
 
     id: int

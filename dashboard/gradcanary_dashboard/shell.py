@@ -72,8 +72,6 @@ KEYS = (
 )
 """The keys of the pages, and what each does: ``assets/js/keys.js``, ``crosshair.js``, ``heatmap.js``."""
 
-NOBODY = "'none'"
-
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -85,10 +83,11 @@ def policy(app: Dash, framed_by: Sequence[str] = ()) -> str:
     # Plotly writes the style of each of its elements as an attribute, and makes a picture of a figure by way of a blob.
     own = [base64.b64encode(sha256(each.encode()).digest()).decode() for each in _SCRIPT.findall(INDEX)]
     scripts = " ".join(["'self'", *app.csp_hashes(), *(f"'sha256-{each}'" for each in own)])
+    frames = " ".join(framed_by) or "'none'"
     return (
         f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; "
-        f"frame-ancestors {' '.join(framed_by) or NOBODY}"
+        f"frame-ancestors {frames}"
     )
 
 

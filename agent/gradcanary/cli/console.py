@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from gradcanary import terminal
 from gradcanary.export.collector import CollectorClient, CollectorError
-from gradcanary.settings import DEFAULT_URL, Settings
+from gradcanary.settings import DEFAULT_URL
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
 
 ROW_INDENT = "    "
 
-SEVERITIES = ("information", "warning", "critical")
+LISTS_RUNS = "'gradcanary runs'"
 
 MAX_TIME_SPAN = timedelta(days=99_999)
 """Keeps the end of a time span within the years that datetime has."""
@@ -58,10 +57,8 @@ def add_collector_options(command: argparse.ArgumentParser, default: str | None 
 
 def run_command(command: Command, arguments: argparse.Namespace) -> int:
     """Run a command; return 1 if the collector fails, 2 if it refuses the arguments."""
-    given = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
     try:
-        settings = Settings.resolve(given, spelled="--{}", url=arguments.url, token=arguments.token)
-        return command(arguments, CollectorClient(settings.url, settings.token)) or 0
+        return command(arguments, CollectorClient.resolve(arguments.url, arguments.token)) or 0
     except CollectorError as error:
         print_error(f"gradcanary: {error}")
         return 2 if error.is_refusal else 1

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console
-from gradcanary.cli.console import SEVERITIES, to_minute
+from gradcanary.cli.console import to_minute
+from gradcanary.display.verdict import SEVERITIES
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Command, Commands

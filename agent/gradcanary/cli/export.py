@@ -7,24 +7,24 @@ work, and each number is what was stored, bit for bit. One piece of the run is i
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
+import itertools
 import json
-import os
+import secrets
+import signal
 import sys
 import time
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from math import isfinite, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from gradcanary import wire
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
-from gradcanary.export.collector import CollectorError, run_path
+from gradcanary.export.collector import check_metrics, run_path
+from gradcanary.export.tables import Stream, Table
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
@@ -37,9 +37,11 @@ ROW_GROUP_CELLS, ROW_GROUP_ROWS, MAX_ROW_GROUP_CELLS = 2**22, 2**13, 2**25
 columns, 128 MB from 4,096 on. It is in memory until it is full, and so is the index of the file, which has an entry for
 each column of each group: smaller groups would make that the larger part."""
 
-OWN_COLUMNS = ("step", "time", "launch")
+CSV_WITHOUT_COLUMNS = b"step,time\n"
 
-_CODES = {"float32": "f", "float64": "d", "int64": "q", "int32": "i", "uint8": "B"}
+TERMINATED = 128 + signal.SIGTERM
+"""The exit status after SIGTERM, as shells report it."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _REDRAWN_S = 0.5
 
@@ -70,20 +72,35 @@ def _export(arguments: argparse.Namespace, client: CollectorClient) -> None:
     is_of_metrics = arguments.metrics or arguments.metric is not None
     if is_of_metrics and (arguments.stat or arguments.layer or arguments.match):
         raise UsageError("gradcanary export: --stat, --layer and --match choose parameters, and metrics have none")
+    first, last = arguments.first, arguments.last
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"gradcanary export: --from {first} is after --to {last}")
     if arguments.format == "parquet":
         _check_parquet(arguments.out)
     routes = {"csv": ("export.csv", "metrics.csv")}.get(arguments.format, ("samples", "points"))
     path = f"{run_path(arguments.name)}/{routes[is_of_metrics]}"
     query = {"stat": arguments.stat, "layer": arguments.layer, "match": arguments.match, "name": arguments.metric}
-    query |= {"from": arguments.first, "to": arguments.last}
-    with _opened(arguments.out) as output, contextlib.closing(client.blocks(path, **query)) as blocks:
+    query |= {"from": first, "to": last}
+    reading = contextlib.closing(client.blocks(path, **query))
+    with client.nearest_names(arguments.name, console.LISTS_RUNS), _opened(arguments) as output, reading as blocks:
+        if arguments.metric:
+            check_metrics(client.request("GET", run_path(arguments.name)), arguments.metric)
         if arguments.format == "csv":
-            for block in blocks:
-                output.write(block)
+            head = next(blocks, b"")
+            _check_columns(arguments, has_some=not head.startswith(CSV_WITHOUT_COLUMNS))
+            has_rows = write_csv(itertools.chain([head], blocks), output)
         else:
             stream = Stream(blocks)
-            _warn(stream, arguments.name)
+            _check_columns(arguments, has_some=bool(stream.titles))
+            if stream.raw_start is not None:
+                start = f"{stream.raw_start:,}"
+                console.print_error(
+                    f"gradcanary: samples of {arguments.name} before step {start} are not stored any more"
+                )
             (write_parquet if arguments.format == "parquet" else write_ndjson)(stream, output)
+            has_rows = stream.rows > 0
+    if not has_rows:
+        console.print_error(f"gradcanary: {arguments.name} has no such values at these steps: the file has no rows")
 
 
 def _check_parquet(out: Path | None) -> None:
@@ -94,111 +111,25 @@ def _check_parquet(out: Path | None) -> None:
         raise UsageError(f"gradcanary export: Parquet is written by pyarrow: pip install pyarrow ({error})") from error
     if out is None and sys.stdout is not None and sys.stdout.isatty():
         raise UsageError(
-            "gradcanary export: Parquet is no text for a terminal: add > run.parquet, or --out run.parquet"
+            "gradcanary export: Parquet is not text for a terminal: add > run.parquet, or --out run.parquet"
         )
 
 
-def _warn(stream: Stream, run: str) -> None:
-    """Say on stderr what a complete file does not hold."""
-    if stream.raw_start is not None:
-        console.print_error(f"gradcanary: samples of {run} before step {stream.raw_start:,} are not stored any more")
-    if not stream.titles:
-        console.print_error(f"gradcanary: {run} has nothing of this name: the file has no column of it")
+def _check_columns(arguments: argparse.Namespace, *, has_some: bool) -> None:
+    """Raise UsageError if the names that were given choose no parameter; a run may have none yet."""
+    if not has_some and arguments.match is not None:
+        also = f" and --layer {', '.join(arguments.layer)}" if arguments.layer else ""
+        run, match = arguments.name, arguments.match
+        raise UsageError(f"gradcanary export: no parameter of {run} is one of --match {match!r}{also}")
 
 
-@dataclass(frozen=True)
-class Table:
-    """Some rows: ``own`` are the steps, the times in microseconds since 1970 (None = unknown), and launches of samples.
-
-    ``values`` holds one column after the other, ``is_valid`` the bits of each in ``stride`` bytes, the lowest bit of a
-    byte first.
-    """
-
-    own: list[Sequence[int | None]]
-    values: array[float]
-    is_valid: bytes
-    stride: int
-
-    def __len__(self) -> int:
-        return len(self.own[0])
-
-    def has_value(self, column: int, row: int) -> bool:
-        return bool(self.is_valid[column * self.stride + row // 8] >> row % 8 & 1)
-
-
-class Stream:
-    """The answer of ``samples`` or ``points``: the titles of its columns, each of them once, and its tables.
-
-    ``own`` are the columns before those; samples before step ``raw_start`` were deleted, None = none were.
-    """
-
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        """Read the first line; raises CollectorError."""
-        self._lines = _split_lines(blocks)
-        head = self._next()
-        self.titles = unique_titles([column["title"] for column in head["columns"]])
-        self.dtype: str = head["dtype"]
-        self.own = OWN_COLUMNS if head["launches"] else OWN_COLUMNS[:2]
-        self.raw_start: int | None = head.get("raw_start_step")
-
-    def __iter__(self) -> Iterator[Table]:
-        """Yield the tables; raises CollectorError unless all of them came."""
-        rows = 0
-        while "rows" not in (line := self._next()):
-            table = _table(line)
-            rows += len(table)
-            yield table
-        if line["rows"] != rows:
-            raise CollectorError(f"{rows:,} rows of {line['rows']:,} came")
-
-    def _next(self) -> dict[str, Any]:
-        line = next(self._lines, None)
-        if line is None:
-            raise CollectorError("the answer of the collector was cut off")
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise CollectorError(found["error"]["message"])
-        return found
-
-
-def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines that ended."""
-    begun: list[bytes] = []
+def write_csv(blocks: Iterable[bytes], output: Output) -> bool:
+    """Write the collector's CSV; return True if it has a row below its first line."""
+    lines = 0
     for block in blocks:
-        *lines, rest = block.split(b"\n")
-        for line in lines:
-            yield b"".join([*begun, line])
-            begun.clear()
-        begun.append(rest)
-
-
-def _table(line: dict[str, Any]) -> Table:
-    times = [None if isnan(at) else round(at * 1e6) for at in _numbers(line["times"])]
-    return Table(
-        own=[_numbers(line["steps"]), times, *([_numbers(line["launches"])] if "launches" in line else [])],
-        values=_numbers(line["values"]),
-        is_valid=base64.b64decode(line["is_valid"]["data"]),
-        stride=line["is_valid"]["shape"][1],
-    )
-
-
-def _numbers(stored: dict[str, Any]) -> array[Any]:
-    numbers = array(_CODES[stored["dtype"]])
-    numbers.frombytes(base64.b64decode(stored["data"]))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
-def unique_titles(titles: Sequence[str]) -> list[str]:
-    """Return the titles, of which none is another one or a column of every file: ``step`` becomes ``step (2)``."""
-    found = dict.fromkeys(OWN_COLUMNS)
-    for title in titles:
-        number, unique = 2, title
-        while unique in found:
-            number, unique = number + 1, f"{title} ({number})"
-        found[unique] = None
-    return list(found)[len(OWN_COLUMNS) :]
+        output.write(block)
+        lines += block.count(b"\n")
+    return lines > 1
 
 
 def write_parquet(stream: Stream, output: Output) -> None:
@@ -310,8 +241,9 @@ class Output:
 
 
 @contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[Output]:
+def _opened(arguments: argparse.Namespace) -> Iterator[Output]:
     """Yield the output; a file gets its name when it is complete, and is removed if it does not become that."""
+    path: Path | None = arguments.out
     if path is None:
         if sys.stdout is None:
             raise UsageError("gradcanary export: standard output is closed: add --out FILE")
@@ -319,20 +251,24 @@ def _opened(path: Path | None) -> Iterator[Output]:
             yield output
         return
     path = path.resolve()  # of a link, the file that it leads to
+    if path.is_dir():
+        example = path / f"{arguments.name}.{arguments.format}"
+        raise UsageError(f"gradcanary export: {path} is a folder: name a file in it, such as --out {example}")
     if path.exists() and not path.is_file():
-        raise UsageError(f"gradcanary export: {path} is no file; standard output can go there: > {path}")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        raise UsageError(f"gradcanary export: {path} is not a file; standard output can go there: > {path}")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        file = part.open("wb")
+        file = part.open("xb")  # follows no link that another user of the folder made
     except OSError as error:
         raise UsageError(f"gradcanary export: {path} cannot be written: {error.strerror}") from error
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         with file, _ended(Output(file)) as output:
             yield output
         part.replace(path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

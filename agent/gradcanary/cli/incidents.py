@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradcanary import terminal
 from gradcanary.cli import console
-from gradcanary.export.collector import CollectorError, user_name
+from gradcanary.display.verdict import SEVERITIES
+from gradcanary.export.collector import CollectorError
 from gradcanary.knowledge import page_of
 from gradcanary.wording import number
 
@@ -70,7 +71,7 @@ def _add_ack(commands: Commands) -> None:
     )
     command.add_argument("incident", type=int, metavar="ID")
     command.add_argument("--note", help="shown with it (default: the note that it has)")
-    command.add_argument("--by", default=None, help="your name (default: your user name)")
+    command.add_argument("--by", default=None, help="your name (default: that of the token, else of your user)")
     command.add_argument(
         "--new-baseline",
         action="store_true",
@@ -92,7 +93,7 @@ def _add_silence(commands: Commands) -> None:
     )
     ends.add_argument("--until", metavar="TIME", help="2030-01-31T12:00:00Z")
     command.add_argument("--note", default="", help="shown with it")
-    command.add_argument("--by", default=None, help="your name (default: your user name)")
+    command.add_argument("--by", default=None, help="your name (default: that of the token, else of your user)")
 
 
 def _print_incidents(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -112,7 +113,8 @@ def _print_incident(arguments: argparse.Namespace, client: CollectorClient) -> N
 
 def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
     query = {"run": arguments.name, "state": arguments.state, "since": arguments.since}
-    incidents, before = client.pages("/incidents", "incidents", "before", MOST_PAGES, **query)
+    with client.nearest_names(arguments.name, console.LISTS_RUNS):
+        incidents, before = client.pages("/incidents", "incidents", "before", MOST_PAGES, **query)
     incidents = worst_first(incidents)
     if arguments.json:
         console.print_json({"incidents": incidents, "next": before})
@@ -123,8 +125,8 @@ def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 
 def _ack(arguments: argparse.Namespace, client: CollectorClient) -> None:
-    body = {"by": _author(arguments), "note": arguments.note, "new_baseline": arguments.new_baseline}
-    found = client.request("POST", f"/incidents/{arguments.incident}/ack", body)
+    body = {"note": arguments.note, "new_baseline": arguments.new_baseline}
+    found = client.change(f"/incidents/{arguments.incident}/ack", body, arguments.by)
     what = f"{found['rule']} in {found['run']}, {state_of({**found, 'acked': None})}"
     console.print_text(f"#{found['id']} is acked by {found['acked']['by']}: {what}. {found['summary']}")
 
@@ -145,9 +147,9 @@ def _silence(arguments: argparse.Namespace, client: CollectorClient) -> None:
         found = client.request("GET", f"/incidents/{arguments.incident}")
         name, rule = found["run"], found["rule"]
         hint = hint_if_resolved(found)
-    body = {"run": name, "rule": rule, "match": arguments.match, "until": arguments.until}
+    body = {"run": name, "rule": rule, "match": arguments.match, "until": arguments.until, "note": arguments.note}
     try:
-        made = client.request("POST", "/silences", {**body, "by": _author(arguments), "note": arguments.note})
+        made = client.change("/silences", body, arguments.by)
     except CollectorError as error:
         raise _explained(error, arguments) from error
     hides = hidden_incidents(made) or "no incident that is open now"
@@ -178,13 +180,6 @@ def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
     console.print_text(f"Silence {arguments.silence} is over.")
 
 
-def _author(arguments: argparse.Namespace) -> str:
-    name = user_name() if arguments.by is None else str(arguments.by)
-    if name is None:
-        raise ValueError("give your name with --by: this user has none")
-    return name
-
-
 def _end_of_span(text: str) -> str:
     """Return the end of a time span that begins now, RFC 3339."""
     return _rfc3339(datetime.now(timezone.utc) + console.parse_time_span(text))
@@ -209,7 +204,7 @@ def worst_first(incidents: Sequence[Json]) -> list[Json]:
     """Return the open incidents first, then by severity, then the newest first."""
 
     def badness(each: Json) -> tuple[bool, int, int]:
-        return each["state"] == "open", console.SEVERITIES.index(each["severity"]), each["id"]
+        return each["state"] == "open", SEVERITIES.index(each["severity"]), each["id"]
 
     return sorted(incidents, key=badness, reverse=True)
 

@@ -17,6 +17,9 @@ from gradcanary.export.collector import (
     VersionError,
 )
 
+for _error in (AccessError, CollectorError, NotFoundError, UnreachableError, VersionError):
+    _error.__module__ = __name__  # a traceback names the module to import it from
+
 __all__ = [
     "AccessError",
     "Ack",

@@ -6,7 +6,6 @@ windows, until a bucket is one sample, or the collector stores nothing finer. No
 
 from __future__ import annotations
 
-import base64
 import math
 import sys
 from array import array
@@ -18,23 +17,13 @@ from itertools import compress, groupby
 from operator import add
 from typing import Any
 
+from gradcanary.export.tables import decode
+from gradcanary.wording import count
+
 MOST_BUCKETS = 5_000
 """Of one answer of the API."""
 
-CODES = {"float64": "d", "float32": "f", "int16": "h", "int32": "i"}
-"""The type codes of ``array`` for the dtypes of the API."""
-
 PLANES = ("min", "mean", "max", "count", "nonfinite")
-
-
-def decode(column: Mapping[str, Any]) -> array[Any]:
-    """Return the flat array of one of the API, rows first; raises ValueError if it does not have its shape."""
-    values = array(CODES[column["dtype"]], base64.b64decode(column["data"]))
-    if len(values) != math.prod(column["shape"]):
-        raise ValueError(f"an array of shape {column['shape']} has {len(values)} values")
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
 
 
 def cut(values: array[Any], kept: slice | Sequence[bool]) -> array[Any]:
@@ -86,6 +75,12 @@ class Buckets:
     steps: array[int]
     widths: array[int]
     times: array[float]
+
+    @property
+    def span(self) -> str:
+        """The number of buckets and their steps, in words."""
+        steps = f" of steps {self.steps[0]:,} to {self.last_step(-1):,}" if self.steps else ""
+        return f"{count(len(self.steps), 'bucket')}{steps}"
 
     @classmethod
     def empty(cls) -> Buckets:

@@ -32,11 +32,11 @@ SOLID = {
 
 def html(run: Json, incidents: Sequence[Json], picture: Picture | None, url: str) -> str:
     """Return a run as HTML: the API's run, its incidents with the worst first, and the address of its page."""
-    said = verdict(run)
-    style = f"padding:1px 7px;border-radius:9px;background:{SOLID[said.tone]};color:#fff;white-space:nowrap"
-    badge = f'<span style="{style}">{escape(label(said, incidents))}</span>'
+    found = verdict(run)
+    style = f"padding:1px 7px;border-radius:9px;background:{SOLID[found.tone]};color:#fff;white-space:nowrap"
+    badge = f'<span style="{style}">{escape(label(found, incidents))}</span>'
     return _framed(
-        f"<div><strong>{escape(run['run'])}</strong> {badge} {escape(said.text)}</div>",
+        f"<div><strong>{escape(run['run'])}</strong> {badge} {escape(found.text)}</div>",
         f'<div style="opacity:.75">{escape(_state(run))}</div>',
         *(_incident(each) for each in _standing(incidents)[:MOST_INCIDENTS]),
         *([f"<div>{escape(more)}</div>"] if (more := _more(incidents)) else []),
@@ -47,8 +47,8 @@ def html(run: Json, incidents: Sequence[Json], picture: Picture | None, url: str
 
 def text(run: Json, incidents: Sequence[Json], url: str) -> str:
     """Return a run as plain text, likewise."""
-    said = verdict(run)
-    lines = [f"{run['run']} [{label(said, incidents)}] {said.text}", _state(run)]
+    found = verdict(run)
+    lines = [f"{run['run']} [{label(found, incidents)}] {found.text}", _state(run)]
     for each in _standing(incidents)[:MOST_INCIDENTS]:
         lines += [f"  {_headline(each)}", f"    Do first: {_advice(each)}"]
     return "\n".join(filter(None, [*lines, _more(incidents), url]))

@@ -6,17 +6,16 @@ frame = gradcanary.Client().run("sdxl-0412").series("absmax", layers="lora_B").t
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import difflib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote
 
 from gradcanary.client.buckets import MOST_BUCKETS, Buckets, Page, read_finest
@@ -28,10 +27,10 @@ from gradcanary.export.collector import (
     CollectorError,
     NotFoundError,
     VersionError,
+    check_metrics,
     run_path,
-    user_name,
 )
-from gradcanary.settings import Settings
+from gradcanary.export.tables import Stream
 
 MOST_LINES = 100
 """Layers or metrics of one answer of the API."""
@@ -39,8 +38,10 @@ MOST_LINES = 100
 MOST_CELLS = 2_000_000
 """Buckets x layers that are read together: some 40 MB."""
 
-NEAREST_OF = 1_000
-"""Runs, the last active ones, among which the nearest names of an unknown one are found."""
+ARGUMENTS = {"from": "start", "to": "end"}
+"""The arguments of methods that are named otherwise in the API."""
+
+LISTS = "Client.runs()"
 
 T = TypeVar("T")
 
@@ -54,10 +55,10 @@ class Client:
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         """Raises ValueError on an address or token that cannot be one."""
-        given = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
-        settings = Settings.resolve(given, spelled="Client({}=)", url=url, token=token)
-        self.url = settings.url
-        self._collector = CollectorClient(settings.url, settings.token, spelled="Client({}=)")
+        self._collector = CollectorClient.resolve(
+            url, token, "Client({}=)", lambda field: f"{ARGUMENTS.get(field, field)}="
+        )
+        self.url = self._collector.url
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -76,12 +77,10 @@ class Client:
 
     def run(self, name: str) -> Run:
         """Return a run by its name, or a former one; raises NotFoundError with the nearest names."""
-        try:
+        with self._collector.nearest_names(name, LISTS):
             if not name or "/" in name:
-                raise NotFoundError(f"There is no run {name!r} here.", is_refusal=True, field="run")  # noqa: TRY301
+                raise NotFoundError(f"There is no run {name!r} here.", is_refusal=True, field="run")
             return self.fetch(partial(Run.decode, self), run_path(name))
-        except NotFoundError as error:
-            raise NotFoundError(f"{error} {self._nearest(name)}", is_refusal=True, field=error.field) from None
 
     def incidents(
         self,
@@ -102,7 +101,8 @@ class Client:
         """
         query: dict[str, Any] = {"run": run, "state": state, "severity": severity, "rule": rule, "layer": layer}
         query |= {"since": None if since is None else _rfc3339(since), "sort": sort}
-        found = self._pages("/incidents", "incidents", "before", limit, query)
+        with self._collector.nearest_names(run, LISTS):
+            found = self._pages("/incidents", "incidents", "before", limit, query)
         return self._understand(lambda each: Records(Incident, tuple(map(Incident.decode, each))), found)
 
     def incident(self, number: int) -> Incident:
@@ -114,11 +114,12 @@ class Client:
     ) -> Incident:
         """Acknowledge an incident: no reminders, no messages when it grows. Returns it.
 
-        Without a ``note`` an earlier one stays; ``by`` is your user name if it is left out. With ``new_baseline`` the
+        Without a ``note`` an earlier one stays. ``by`` is the name of the token if it is left out, or your user name
+        where no token is needed. With ``new_baseline`` the
         present values count as normal, and the incident is over.
         """
-        body = {"note": note, "by": by or user_name(), "new_baseline": new_baseline}
-        return self.fetch(Incident.decode, f"/incidents/{_id(incident)}/ack", method="POST", body=body)
+        body = {"note": note, "new_baseline": new_baseline}
+        return self._understand(Incident.decode, self._collector.change(f"/incidents/{_id(incident)}/ack", body, by))
 
     def silences(self) -> Records[Silence]:
         """Return the silences in force."""
@@ -138,13 +139,15 @@ class Client:
         """Send no notifications about a run for a ``duration`` or ``until`` a time; pages show its incidents as before.
 
         ``run`` is a name, or several with ``*`` and ``?``; ``match`` is a regular expression that is found in names of
-        parameters.
+        parameters, and ``by`` that of :meth:`ack`.
         """
         if (duration is None) == (until is None):
             raise ValueError("silence() ends: give duration=timedelta(hours=8), or until=")
+        if not isinstance(duration, (timedelta, type(None))):
+            raise TypeError(f"{duration=} is not a timedelta: give timedelta(hours={duration!r}), for example")
         end = until or datetime.now(timezone.utc) + (duration or timedelta())
-        body = {"run": run, "until": _rfc3339(end), "rule": rule, "match": match, "note": note, "by": by or user_name()}
-        return self.fetch(Silence.decode, "/silences", method="POST", body=body)
+        body = {"run": run, "until": _rfc3339(end), "rule": rule, "match": match, "note": note}
+        return self._understand(Silence.decode, self._collector.change("/silences", body, by))
 
     def end_silence(self, silence: Silence | int) -> None:
         """End a silence now; incidents that are still open are notified."""
@@ -163,9 +166,10 @@ class Client:
         found = self._collector.request(method, path, body, **query)
         return self._understand(decode, found)
 
-    def lines(self, path: str, **query: Any) -> Iterator[str]:  # noqa: ANN401 -- as fetch
-        """Yield the lines of an answer of the API that is no JSON."""
-        return self._collector.lines(path, **query)
+    def fetch_stream(self, decode: Callable[[Stream], T], path: str, **query: Any) -> T:  # noqa: ANN401 -- as fetch
+        """Return what ``decode`` makes of ``samples`` or ``points`` of the API."""
+        with contextlib.closing(self._collector.blocks(path, **query)) as blocks:
+            return self._understand(lambda found: decode(Stream(found)), blocks)
 
     def _pages(self, path: str, key: str, cursor: str, limit: int | None, query: dict[str, Any]) -> list[Json]:
         """Return the items of a list that comes in pages, all or ``limit`` of them."""
@@ -177,16 +181,6 @@ class Client:
             if query[cursor] is None:
                 break
         return items[:limit]
-
-    def _nearest(self, name: str) -> str:
-        """Return a sentence with the runs whose names are nearest to one."""
-        names = [run.name for run in self.runs(limit=NEAREST_OF)]
-        near = difflib.get_close_matches(name, names, 3, 0.5) or [
-            each for each in names if name.lower() in each.lower()
-        ]
-        if not near:
-            return "Client.runs() lists all." if names else "It has no runs yet."
-        return f"The nearest: {', '.join(near[:3])}. Client.runs() lists all."
 
     def _understand(self, decode: Callable[[Any], T], found: object) -> T:
         """Return an answer decoded; raises VersionError where it does not have what it should."""
@@ -205,6 +199,8 @@ class Run:
     severity that fired when it ended; ``loss`` is the last value of the metric ``loss`` (NaN: not finite), ``enter``
     the absmax below which a parameter is low, and ``below_threshold`` the number of those without an incident.
     """
+
+    shown: ClassVar = ("name", "state", "step", "loss", "last_seen", "headline")
 
     name: str
     state: str
@@ -230,21 +226,21 @@ class Run:
     _client: Client = field(repr=False, compare=False)
 
     @classmethod
-    def decode(cls, client: Client, told: Json) -> Run:
+    def decode(cls, client: Client, answer: Json) -> Run:
         """Return the run of an answer of the API."""
-        loss = told["loss"]
+        loss = answer["loss"]
         return fill(
             cls,
-            told,
-            name=told["run"],
-            created=moment(told["created"]),
-            last_seen=moment(told["last_seen"]),
-            last_step_at=told["last_step_at"] and moment(told["last_step_at"]),
+            answer,
+            name=answer["run"],
+            created=moment(answer["created"]),
+            last_seen=moment(answer["last_seen"]),
+            last_step_at=answer["last_step_at"] and moment(answer["last_step_at"]),
             loss=loss and (math.nan if loss["last"] is None else loss["last"]),
-            layer_count=told["layers"],
-            enter=told["threshold"]["enter"],
-            url=f"{client.url}/runs/{quote(told['run'], safe='')}",
-            json=told,
+            layer_count=answer["layers"],
+            enter=answer["threshold"]["enter"],
+            url=f"{client.url}/runs/{quote(answer['run'], safe='')}",
+            json=answer,
             _client=client,
         )
 
@@ -264,8 +260,8 @@ class Run:
         """Return a stat of some parameters, from step ``start`` to ``end``, both included.
 
         Without ``points`` each bucket is one sample: all that the collector stores. Where old samples were removed, a
-        bucket has 8 or more, and its ``count`` says so. With ``points`` (at most 5,000) there are at most so many
-        buckets, in one request.
+        bucket has 8 or more, and its ``count`` says so. With ``points`` (at most 5,000) there are at most that
+        number of buckets, in one request.
 
         ``layers`` is the name or number of a parameter, or a list of them; any other text is a regular expression that
         is found in names, as ``match=`` of :meth:`heatmap`; None is all. Steps that a resumed job measured again are
@@ -286,7 +282,7 @@ class Run:
         """Yield :meth:`series` in parts, in rising order of steps, at least one: the memory is bounded."""
         chosen = _choose(self.layers(), layers)
         groups = [chosen[first : first + MOST_LINES] for first in range(0, len(chosen), MOST_LINES)]
-        most = points or max(1, min(MOST_BUCKETS, MOST_CELLS // max(1, len(chosen))))
+        most = points if points is not None else max(1, min(MOST_BUCKETS, MOST_CELLS // max(1, len(chosen))))
 
         def read(group: Sequence[Layer], begin: int | None, stop: int | None) -> Page:
             numbers = [layer.number for layer in group]
@@ -341,24 +337,18 @@ class Run:
 
         ``loss``, ``lr0`` (the learning rate of the first parameter group), ``step_time_s`` and so on, and what the
         training logs. Without ``points`` you get every point, each in a bucket of its own; with ``points`` (at most
-        5,000) at most so many buckets.
+        5,000) you get at most that number of buckets.
         """
-        known: list[Json] = self._fetch(lambda found: found["metrics"], "")
-        unknown = [name for name in names if name not in {metric["name"] for metric in known}]
-        if unknown:
-            logged = ", ".join(dict.fromkeys(metric["name"] for metric in known)) or "none"
-            raise NotFoundError(f"{self.name} has no metric {unknown[0]!r}; it has: {logged}", field="name")
-        chosen = [metric for metric in known if not names or metric["name"] in names]
+        chosen = self._fetch(lambda found: check_metrics(found, names), "")
         if points is None:
-            rows = csv.reader(
-                self._client.lines(f"{run_path(self.name)}/metrics.csv", name=names, **{"from": start, "to": end})
-            )
-            return Metrics.decode(self.name, chosen, rows)
+            decode = partial(Metrics.decode, self.name)
+            path = f"{run_path(self.name)}/points"
+            return self._client.fetch_stream(decode, path, name=names, **{"from": start, "to": end})
         lines: list[Line] = []
         for group in _by_name(chosen):
             query = {"name": group[0]["name"], "tags": [json.dumps(metric["tags"]) for metric in group]}
-            decode = partial(Page.decode, lines="metrics", most=points)
-            page = self._fetch(decode, "/metrics", points=points, **query, **{"from": start, "to": end})
+            read = partial(Page.decode, lines="metrics", most=points)
+            page = self._fetch(read, "/metrics", points=points, **query, **{"from": start, "to": end})
             named = zip(page.titles, page.lines, strict=True)
             lines += [Line(name, None, tags, page.buckets, values).without_empty() for (name, tags), values in named]
         return Metrics(self.name, tuple(lines))
@@ -415,7 +405,7 @@ def _choose(
     try:
         found = [layer for layer in layers if re.search(wanted, layer.name)]
     except re.error as error:
-        raise ValueError(f"layers={wanted!r} is no parameter, and no regular expression: {error}") from error
+        raise ValueError(f"layers={wanted!r} is not a parameter, and not a regular expression: {error}") from error
     if not found:
         raise _no_layer(wanted if isinstance(wanted, str) else wanted.pattern, layers)
     return found

@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradcanary.client import frames
-from gradcanary.client.buckets import Buckets, decode, decode_buckets
+from gradcanary.client.buckets import Buckets, decode_buckets
 from gradcanary.client.records import fill
+from gradcanary.display.colours import NO_DATA, NO_GRADIENT, NONFINITE, NOT_TRAINABLE, ZERO
+from gradcanary.export.tables import decode
+from gradcanary.wording import count
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
     import polars as pl
 
-STATES = {-32768: "no_data", -32767: "zero", -32766: "no_gradient", -32765: "not_trainable", 32767: "nonfinite"}
+STATES = {
+    NO_DATA: "no_data",
+    ZERO: "zero",
+    NO_GRADIENT: "no_gradient",
+    NOT_TRAINABLE: "not_trainable",
+    NONFINITE: "nonfinite",
+}
 """The codes of cells without a positive value; any other cell is "measured", and round(1000 * log10(value))."""
 
 MEASURED = "measured"
@@ -33,7 +42,7 @@ class HeatmapRow:
     block: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Heatmap:
     """A stat of a run as int16 ``cells``, rows first; ``value`` is what a cell is of the samples in it: min, mean, max.
 
@@ -48,6 +57,9 @@ class Heatmap:
     buckets: Buckets
     rows: tuple[HeatmapRow, ...]
     cells: array[int]
+
+    def __repr__(self) -> str:
+        return f"Heatmap({self.value} {self.stat} of {self.run}, {count(len(self.rows), 'row')}, {self.buckets.span})"
 
     @classmethod
     def decode(cls, answer: Mapping[str, Any]) -> Heatmap:

@@ -47,7 +47,7 @@ HEIGHT_PX, ROW_PX = 180, 12
 STRIPE_PX = 4
 
 KINDS = {
-    BETWEEN: ("not measured", (UNSAMPLED,)),
+    BETWEEN: ("gaps without a colour not measured", (UNSAMPLED,)),
     NO_DATA: ("grey not received", (NO_DATA_GREY,)),
     NOT_TRAINABLE: ("pale stripes not trainable", FROZEN),
     NO_GRADIENT: ("yellow stripes no gradient", NO_GRADIENT_STRIPES),
@@ -89,13 +89,15 @@ def draw(heatmap: Heatmap) -> Picture | None:
         entries = [_entries(cell, enter) for cell in [*cells, BETWEEN]]  # the last one: column -1
         line = bytes(entries[column][(x // STRIPE_PX + place) % 2] for x, column in enumerate(columns))
         lines += [line] * row_px
+    if -1 in columns:
+        kinds.add(BETWEEN)
     return Picture(_png(lines), len(columns), len(lines), _caption(heatmap, kinds))
 
 
 def _caption(heatmap: Heatmap, kinds: set[int]) -> str:
     layers, rows = sum(len(row.layers) for row in heatmap.rows), len(heatmap.rows)
     shared = "" if layers == rows else f" in {rows} rows"
-    words = [words for code, (words, _) in KINDS.items() if code in kinds and code != BETWEEN]
+    words = [words for code, (words, _) in KINDS.items() if code in kinds]
     colours = ", ".join([f"white is the threshold {number(heatmap.enter)}", "red below it", "blue above it", *words])
     first = heatmap.buckets.steps[0]
     return f"Smallest gradient absmax of {count(layers, 'parameter')}{shared} by step, from {first:,}: {colours}."
@@ -127,7 +129,7 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 
 def _value_colour(decades: float) -> tuple[int, int, int, int]:
-    """Return the colour of a value so many decades above the threshold, between two of the ramp."""
+    """Return the colour of a value ``decades`` above the threshold, between two of the ramp."""
     ramp = ABOVE if decades >= 0 else BELOW
     place = min(bisect_right([stop for stop, _ in ramp], abs(decades)), len(ramp) - 1)
     (low, before), (high, after) = ramp[place - 1 : place + 1]

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
+from gradcanary import terminal
 from gradcanary.client import frames
+from gradcanary.wording import number
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pandas as pd
     import polars as pl
+
+SHOWN_RECORDS = 20
+"""Lines of a list in a notebook."""
 
 T = TypeVar("T")
 
@@ -23,16 +29,16 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 does not read the Z
 
 
-def fill(kind: type[T], told: Json, **others: Any) -> T:  # noqa: ANN401 -- as the fields
+def fill(kind: type[T], answer: Json, **others: Any) -> T:  # noqa: ANN401 -- as the fields
     """Return a record with the values of the API's keys that are named as its fields, and others."""
     names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
-    same = {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in names}
+    same = {name: tuple(answer[name]) if isinstance(answer[name], list) else answer[name] for name in names}
     return kind(**same, **others)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Records(Sequence[T], Generic[T]):
-    """A complete list of records of one ``kind``."""
+    """A complete list of records of one ``kind``; its repr is a table of the fields that are ``shown`` of this kind."""
 
     kind: type[T]
     items: tuple[T, ...]
@@ -50,6 +56,24 @@ class Records(Sequence[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)
 
+    def __repr__(self) -> str:
+        shown: Sequence[str] = getattr(self.kind, "shown", ()) or list(self._columns())
+        rows = [[_text(getattr(item, name)) for name in shown] for item in self.items[:SHOWN_RECORDS]]
+        more = len(self) - len(rows)
+        table = terminal.table(shown, rows) if rows else f"no {self.kind.__name__}"
+        return f"{table}\nand {more:,} more" if more else table
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """Return a structured array [record] with the columns of :meth:`to_pandas`, such as ``["name"]``.
+
+        Columns of numbers or flags have their dtype, with NaN for a missing float; all others hold objects.
+        """
+        numpy = frames.require("numpy")
+        columns = self._columns()
+        kinds = [(name, _dtype(column)) for name, column in columns.items()]
+        rows: npt.NDArray[Any] = numpy.array(list(zip(*columns.values(), strict=True)), kinds)
+        return rows
+
     def to_pandas(self) -> pd.DataFrame:
         """Return a row for each record; a value that has parts is a dict or a list."""
         return frames.to_pandas(self._columns())
@@ -61,6 +85,21 @@ class Records(Sequence[T], Generic[T]):
     def _columns(self) -> dict[str, list[object]]:
         names = [each.name for each in fields(self.kind) if each.repr]  # type: ignore[arg-type]
         return {name: [_plain(getattr(item, name)) for item in self.items] for name in names}
+
+
+def _text(value: object) -> str:
+    """Return a value for a table."""
+    if isinstance(value, float):
+        return number(value)
+    return "-" if value is None else f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else str(value)
+
+
+def _dtype(column: Sequence[object]) -> type:
+    """Return the type of a column in a structured array."""
+    kinds = set(map(type, column))
+    if kinds in ({float}, {float, type(None)}):
+        return float
+    return kinds.pop() if kinds in ({int}, {bool}) else object
 
 
 def _plain(value: object) -> object:
@@ -75,6 +114,8 @@ def _plain(value: object) -> object:
 @dataclass(frozen=True)
 class Layer:
     """A parameter with its last values (None: never measured) and its state by rule; ``json`` has all of the API."""
+
+    shown: ClassVar = ("number", "name", "shape", "step", "state", "absmax", "norm")
 
     number: int
     name: str
@@ -94,9 +135,9 @@ class Layer:
     json: Json = field(repr=False, compare=False)
 
     @classmethod
-    def decode(cls, told: Json) -> Layer:
+    def decode(cls, answer: Json) -> Layer:
         """Return the layer of an answer of the API."""
-        return fill(cls, told, number=told["layer"], dtype=told["param_dtype"], json=told)
+        return fill(cls, answer, number=answer["layer"], dtype=answer["param_dtype"], json=answer)
 
 
 @dataclass(frozen=True)
@@ -144,6 +185,8 @@ class Incident:
     ``members`` is None in a list: ``Client.incident(id)`` has them. ``json`` has all of the API.
     """
 
+    shown: ClassVar = ("id", "severity", "state", "run", "rule", "opened", "summary")
+
     id: int
     run: str
     rule: str
@@ -168,22 +211,22 @@ class Incident:
     json: Json = field(repr=False, compare=False)
 
     @classmethod
-    def decode(cls, told: Json) -> Incident:
+    def decode(cls, answer: Json) -> Incident:
         """Return the incident of an answer of the API."""
-        ack, silenced, counts = told["acked"], told["silenced"], told["counts"]
+        ack, silenced, counts = answer["acked"], answer["silenced"], answer["counts"]
         return fill(
             cls,
-            told,
-            opened=moment(told["opened"]),
-            resolved=told["resolved"] and moment(told["resolved"]),
+            answer,
+            opened=moment(answer["opened"]),
+            resolved=answer["resolved"] and moment(answer["resolved"]),
             acked=ack and fill(Ack, ack, at=moment(ack["at"])),
             silenced_until=silenced and moment(silenced["until"]),
             firing=counts["firing"],
             ever_fired=counts["ever"],
             parameters=counts["layers"],
-            explanation=fill(Explanation, told["explanation"]),
-            members=tuple(fill(Member, each, json=each) for each in told["layers"]) if "layers" in told else None,
-            json=told,
+            explanation=fill(Explanation, answer["explanation"]),
+            members=tuple(fill(Member, each, json=each) for each in answer["layers"]) if "layers" in answer else None,
+            json=answer,
         )
 
 
@@ -203,6 +246,6 @@ class Silence:
     incidents: tuple[int, ...]
 
     @classmethod
-    def decode(cls, told: Json) -> Silence:
+    def decode(cls, answer: Json) -> Silence:
         """Return the silence of an answer of the API."""
-        return fill(cls, told, until=moment(told["until"]))
+        return fill(cls, answer, until=moment(answer["until"]))

@@ -6,12 +6,12 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradcanary.client import frames
-from gradcanary.client.buckets import PLANES, Buckets, Envelope
-from gradcanary.client.records import Json, moment
+from gradcanary.client.buckets import PLANES, Buckets, Envelope, cut
+from gradcanary.wording import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from gradcanary.export.tables import Stream
+
 Plane = Literal["min", "mean", "max", "count", "nonfinite"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Line:
     """The values of one parameter or metric: ``values`` has the bucket ``buckets.steps[i]`` at place i.
 
@@ -34,6 +36,9 @@ class Line:
     tags: Mapping[str, str]
     buckets: Buckets
     values: Envelope
+
+    def __repr__(self) -> str:
+        return f"Line({self.title}, {self.buckets.span})"
 
     @property
     def title(self) -> str:
@@ -90,11 +95,12 @@ class Lines:
         return iter(self.lines)
 
     def __getitem__(self, key: int | str) -> Line:
-        """Return a line by its place, its name, or its name with tags (``title``); raises KeyError or IndexError."""
+        """Return a line by its place, its name with tags (``title``), or its name; raises KeyError or IndexError."""
         if not isinstance(key, str):
             return self.lines[key]
-        found = [line for line in self.lines if key in (line.title, line.name)]
-        if len({line.title for line in found}) != 1:
+        named = [line for line in self.lines if line.name == key]
+        found = [line for line in self.lines if line.title == key] or named
+        if not found or any((line.name, line.tags) != (found[0].name, found[0].tags) for line in found):
             known = ", ".join(line.title for line in found or self.lines)
             raise KeyError(f"{key!r} is {'none' if not found else 'several'} of these: {known}")
         return found[0]
@@ -131,7 +137,7 @@ class Lines:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Series(Lines):
     """A stat of some parameters of a run: a line for each, all with the same ``buckets``.
 
@@ -144,6 +150,9 @@ class Series(Lines):
     enter: float
     buckets: Buckets
     lines: tuple[Line, ...]
+
+    def __repr__(self) -> str:
+        return f"Series({self.stat} of {self.run}, {count(len(self), 'parameter')}, {self.buckets.span})"
 
     @classmethod
     def concat(cls, parts: Sequence[Series]) -> Series:
@@ -175,39 +184,51 @@ class Series(Lines):
         return {"layer": frames.Labels(codes, [line.name for line in lines])}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metrics(Lines):
     """Logged metrics of a run, such as loss and learning rates: a line for each name and tags, with its own buckets."""
 
     run: str
     lines: tuple[Line, ...]
 
+    def __repr__(self) -> str:
+        return f"Metrics({self.run}: {', '.join(line.title for line in self.lines) or 'none'})"
+
     @classmethod
-    def decode(cls, run: str, metrics: Sequence[Json], rows: Iterator[list[str]]) -> Metrics:
-        """Return these metrics (name and tags) of the rows of the API's CSV: step, time, then a cell for each."""
-        none = Buckets.empty(), Envelope(array("d"), array("d"), array("d"), array("i"), array("i"))
-        of_title = {line.title: line for line in (Line(m["name"], None, m["tags"], *none) for m in metrics)}
-        _, _, *titles = next(rows)
-        points = [(array("q"), array("d"), array("d")) for _ in titles]
-        for step, time, *cells in rows:
-            at, when = int(step), moment(time).timestamp() if time else math.nan
-            for (steps, times, values), cell in zip(points, cells, strict=True):
-                if cell:
-                    steps.append(at)
-                    times.append(when)
-                    number = float(cell)
-                    values.append(number if math.isfinite(number) else math.nan)
-        lines = []
-        for title, (steps, times, values) in zip(titles, points, strict=True):
-            # An apostrophe keeps a spreadsheet from running a name as a formula.
-            line = of_title.get(title) or of_title.get(title.removeprefix("'"))
-            if line is not None and steps:
-                count = array("i", map(math.isfinite, values))
-                envelope = Envelope(values, values, values, count, array("i", (1 - each for each in count)))
-                lines.append(
-                    replace(line, buckets=Buckets(steps, array("q", [1]) * len(steps), times), values=envelope)
-                )
-        return cls(run, tuple(lines))
+    def decode(cls, run: str, stream: Stream) -> Metrics:
+        """Return the metrics of an answer of ``points`` that have some, each point in a bucket of its own."""
+        parts: list[list[Line]] = [[] for _ in stream.columns]
+        for table in stream:
+            rows = range(len(table))
+            times = array("d", (math.nan if at is None else at / 1e6 for at in table.times))
+            for place, column in enumerate(stream.columns):
+                kept = [table.has_value(place, row) for row in rows]
+                steps = cut(table.steps, kept)
+                buckets = Buckets(steps, array("q", [1]) * len(steps), cut(times, kept))
+                values = cut(table.values[place * len(rows) : (place + 1) * len(rows)], kept)
+                values = array("d", (value if math.isfinite(value) else math.nan for value in values))
+                finite = array("i", map(math.isfinite, values))
+                envelope = Envelope(values, values, values, finite, array("i", (1 - each for each in finite)))
+                parts[place].append(Line(column["name"], None, column["tags"], buckets, envelope))
+        lines = [Line.concat(of_metric) for of_metric in parts if of_metric]
+        return cls(run, tuple(line for line in lines if line.buckets.steps))
+
+    @property
+    def steps(self) -> array[int]:
+        """The first steps of all buckets, in rising order."""
+        return array("q", sorted({step for line in self.lines for step in line.buckets.steps}))
+
+    def to_numpy(self, value: Plane | None = None) -> npt.NDArray[Any]:
+        """Return the values, float64 [step, metric] at :attr:`steps`; NaN: no point there, or no finite value.
+
+        ``value`` is that of :meth:`Series.to_numpy`.
+        """
+        numpy = frames.require("numpy")
+        steps = numpy.array(self.steps)
+        found: npt.NDArray[Any] = numpy.full((len(steps), len(self.lines)), numpy.nan)
+        for place, line in enumerate(self.lines):
+            found[numpy.searchsorted(steps, numpy.array(line.buckets.steps)), place] = line.to_numpy(value)
+        return found
 
     def _labels(self, lines: Sequence[Line], codes: npt.NDArray[np.intp]) -> dict[str, frames.Labels]:
         names = list(dict.fromkeys(line.name for line in lines))

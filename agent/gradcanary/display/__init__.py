@@ -1,1 +1,1 @@
-"""A run as pages and notebooks show it: its verdict, its colours, a small picture. Standard library only."""
+"""A run as pages and notebooks show it: its verdict, its colours, its live page in a cell. Standard library only."""

@@ -3,7 +3,7 @@
 CollectorError           a request failed; the message says what to do
 ├── UnreachableError     nothing answers there
 ├── AccessError          no token, a wrong one, or one that may not do this
-├── NotFoundError        there is no such run, layer, incident or silence
+├── NotFoundError        there is no such run, layer, incident, silence or path
 └── VersionError         the collector is older or newer than this package
 
 Whatever needs HTTP or TLS is imported by the function that uses it: ``gradcanary run`` starts a training.
@@ -14,15 +14,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import getpass
-import io
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from gradcanary import __version__
+from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
     import ssl
@@ -38,11 +38,16 @@ BLOCK_BYTES = 2**18
 STREAM_TIMEOUT_S = 120.0
 """For the next block of an answer: the collector may have to look for samples through a long run."""
 
+NEAREST_PAGES = 10
+"""Of the last active runs, a hundred each, among which the nearest names of an unknown one are found."""
+
 Value = str | int | Sequence[str | int] | None
 
+Spell = Callable[[str], str]
+
 TOKEN = """\
-Give a token with {token} or GRADCANARY_TOKEN, which ps does not show. 'gradcanary token create' makes one where the \
-collector runs."""  # noqa: S105 -- a sentence
+Give a token with {token} or GRADCANARY_TOKEN. Where the collector runs, 'gradcanary token create --scope read --name \
+NAME' makes one that reads, and '--scope admin' one that may also change something."""  # noqa: S105 -- sentences
 
 
 class CollectorError(Exception):
@@ -69,7 +74,7 @@ class AccessError(CollectorError):
 
 
 class NotFoundError(CollectorError):
-    """There is no such run, layer, incident or silence."""
+    """There is no such run, layer, incident, silence or path."""
 
 
 class VersionError(CollectorError):
@@ -79,11 +84,20 @@ class VersionError(CollectorError):
 class CollectorClient:
     """The API of one collector: JSON in, JSON out, one connection per request."""
 
-    def __init__(self, url: str, token: str | None, spelled: str = "--{}") -> None:
-        """``spelled`` is the caller's spelling of an argument, for messages."""
+    def __init__(self, url: str, token: str | None, spelled: str = "--{}", argument: Spell = "--{}".format) -> None:
+        """``spelled`` is the caller's spelling of url and token, for messages; ``argument`` that of other fields."""
         self.url = url
         self._token = token
-        self._spelled = spelled
+        self._spelled, self._argument = spelled, argument
+
+    @classmethod
+    def resolve(
+        cls, url: str | None, token: str | None, spelled: str = "--{}", argument: Spell = "--{}".format
+    ) -> CollectorClient:
+        """Return the API of a collector, of ``GRADCANARY_URL`` and ``GRADCANARY_TOKEN`` if None; raises ValueError."""
+        given = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
+        settings = Settings.resolve(given, spelled=spelled, url=url, token=token)
+        return cls(settings.url, settings.token, spelled, argument)
 
     def request(self, method: str, path: str, body: object = None, **query: Value) -> Any:  # noqa: ANN401 -- JSON
         """Return the JSON of the answer, None if it has no body; a sequence in ``query`` repeats its name.
@@ -93,6 +107,19 @@ class CollectorClient:
         with self._exchange(method, path, body, query) as response:
             answer = _received(response)
         return self.read(answer)
+
+    def change(self, path: str, body: Mapping[str, object], by: str | None) -> Any:  # noqa: ANN401 -- JSON
+        """Return the answer to a change by this author; raises CollectorError.
+
+        Without a name it is the token's, or that of the user where the collector asks for no token.
+        """
+        author = user_name() if by is None and self._token is None else by
+        try:
+            return self.request("POST", path, {**body, "by": author})
+        except CollectorError as error:
+            if author is not None or error.field != "by" or (user := user_name()) is None:
+                raise
+        return self.request("POST", path, {**body, "by": user})
 
     def post(self, path: str, message: object, headers: Mapping[str, str], timeout_s: float) -> Answer:
         """Return the answer, also a refusal, to a message for a path beside the API; raises CollectorError."""
@@ -105,13 +132,6 @@ class CollectorClient:
         with contextlib.suppress(ValueError):  # another program listens there
             return json.loads(answer.body) if answer.body else None
         raise CollectorError(f"{self.url} answered {answer.status} and no JSON of a collector")
-
-    def lines(self, path: str, **query: Value) -> Iterator[str]:
-        """Yield the lines of an answer as they come; raises CollectorError."""
-        with self._exchange("GET", path, None, query) as response:
-            if response.status >= 300:
-                self._check(_received(response))
-            yield from io.TextIOWrapper(response, "utf-8", newline="")
 
     def blocks(self, path: str, **query: Value) -> Generator[bytes]:
         """Yield the body of an answer in blocks as they come; raises CollectorError, also if it is cut off.
@@ -143,25 +163,55 @@ class CollectorClient:
                 break
         return items, query[cursor]
 
+    @contextlib.contextmanager
+    def nearest_names(self, run: str | None, lists: str) -> Iterator[None]:
+        """Add the nearest names to the error that there is no such ``run``, and what ``lists`` all."""
+        try:
+            yield
+        except NotFoundError as error:
+            if run is None or error.field != "run":
+                raise
+            hint = self._nearest(run, lists)
+            raise NotFoundError(f"{error} {hint}", is_refusal=True, field="run") from None
+
+    def _nearest(self, name: str, lists: str) -> str:
+        import difflib
+
+        names = [run["run"] for run in self.pages("/runs", "runs", "after", NEAREST_PAGES)[0]]
+        near = difflib.get_close_matches(name, names, 3, 0.5) or [
+            each for each in names if name.lower() in each.lower()
+        ]
+        if not names:
+            return "It has no runs yet."
+        return f"The nearest: {', '.join(near[:3])}. {lists} lists all." if near else f"{lists} lists all."
+
     def versions(self) -> str:
-        """Return a sentence with the version of the collector and of this package, and what to do about it."""
-        there = "unknown"
-        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
-        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
-            there = str(json.loads(response.read())["info"]["version"])
+        """Return a sentence with the version of the collector and of this package, and what to do if they differ."""
+        there = self._version()
+        if there == __version__:
+            return f"The collector at {self.url} has gradcanary {there}, as here."
         remedy = "install the same version in both places"
         return f"The collector at {self.url} has gradcanary {there}, here is {__version__}: {remedy}."
+
+    def _version(self) -> str:
+        unknown = contextlib.suppress(CollectorError, ValueError, LookupError, TypeError)
+        with unknown, self._exchange("GET", "/openapi.json", None, {}) as response:
+            return str(json.loads(response.read())["info"]["version"])
+        return "unknown"
 
     def _check(self, answer: Answer) -> None:
         """Raise CollectorError if an answer is a refusal or a failure."""
         if answer.status in (401, 403) and answer.message:
             hint = TOKEN.format(token=self._spelled.format("token"))
             raise AccessError(f"{answer.message} {hint}", is_refusal=True)
-        if answer.code == "not_found":  # no such route
+        if answer.code == "not_found" and self._version() != __version__:  # no such route
             raise VersionError(f"{answer.message} {self.versions()}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
             kind = NotFoundError if answer.status == 404 else CollectorError
-            raise kind(answer.message, is_refusal=True, field=answer.field)
+            message = answer.message
+            if message.startswith("Input should ") and answer.field:  # pydantic does not name it
+                message = f"{self._argument(answer.field)} {message.removeprefix('Input ')}"
+            raise kind(message, is_refusal=True, field=answer.field)
         if answer.status >= 300:
             why = answer.message or "and no JSON of a collector"
             raise CollectorError(f"{self.url} answered {answer.status} {why}")
@@ -225,6 +275,17 @@ def tls_context(url: str) -> ssl.SSLContext | None:
 def run_path(name: str) -> str:
     """Return the path of a run in the API."""
     return f"/runs/{quote(name, safe='')}"
+
+
+def check_metrics(run: Mapping[str, Any], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the metrics of a run of the API with these names, all without names; raises NotFoundError."""
+    known: list[Mapping[str, Any]] = run["metrics"]
+    logged = dict.fromkeys(metric["name"] for metric in known)
+    for name in names:
+        if name not in logged:
+            has = ", ".join(logged) or "none"
+            raise NotFoundError(f"{run['run']} has no metric {name!r}; it has: {has}", is_refusal=True, field="name")
+    return [metric for metric in known if not names or metric["name"] in names]
 
 
 def user_name() -> str | None:

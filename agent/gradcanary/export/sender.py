@@ -55,9 +55,11 @@ ABORT_S = 0.2
 SHUT_S = 5.0
 """At most for one record, which takes milliseconds: only a machine that stands still needs this long."""
 
-KEPT = "the collector did not take everything in time; {steps} and the end are kept: gradcanary sync {file}"
+LATE = "the collector did not take everything in time"
+BARRED = "the collector refuses the token"
+KEPT = "{why}; {steps} and the end are kept: gradcanary sync {file}"
 UNREAD = "{steps} could not be read in time and got lost"
-TOO_LATE = "the collector did not take everything in time; the last steps are lost"
+LOST = "{why}; the last steps are lost"
 
 OnAlert = Callable[[wire.Brief], None]
 
@@ -147,7 +149,7 @@ class Sender:
                 self._transport.abort()
                 self._thread.join(max(self._keep_until - time.monotonic(), 0.0))
             if self._thread.is_alive():
-                self.unsent = TOO_LATE
+                self.unsent = LOST.format(why=LATE)
                 self._guard.print_once(self.unsent)
         finally:
             if self._thread.is_alive():
@@ -285,10 +287,9 @@ class Sender:
         outbox.move_to_queue(self._hello.body(), self._delivery.limits)
         outbox.end(self._hello.body(), ending)
         file = outbox.queue.left_in
-        where = "" if file is None else shlex.quote(str(file))
-        self.unsent = (
-            KEPT.format(steps=wording.count(outbox.queue.steps, "sampled step"), file=where) if where else TOO_LATE
-        )
+        sentence, where = (LOST, "") if file is None else (KEPT, shlex.quote(str(file)))
+        steps = wording.count(outbox.queue.steps, "sampled step")
+        self.unsent = sentence.format(why=BARRED if self.is_unauthorized else LATE, steps=steps, file=where)
         self._guard.print_once(self.unsent)
         outbox.queue.close()
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradcanary import settings, wire
-
-OF_THE_PROCESS = ("silent", "stalled", "crash")
-"""Rules that do not stop a training: nothing was heard of it, so it would end for a network that failed."""
+from gradcanary.display.verdict import PROCESS_RULES
 
 
 class StopRule:
@@ -47,7 +45,9 @@ class StopRule:
         self._seen = seen | {each.id for each in incidents}
 
     def _counts(self, incident: wire.Brief) -> bool:
-        if self.stop_on is None or incident.acknowledged or incident.silenced or incident.rule in OF_THE_PROCESS:
+        if self.stop_on is None or incident.acknowledged or incident.silenced:
+            return False
+        if incident.rule in PROCESS_RULES:  # a training would end for a network that failed
             return False
         return _rank(incident.severity) >= max(_rank(self.stop_on), self._earlier.get(incident.id, -1) + 1)
 

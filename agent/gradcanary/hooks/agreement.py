@@ -1,8 +1,8 @@
-"""All ranks stop after the same step, on the word of rank 0: one that stops alone leaves the others in a collective.
+"""All ranks stop after the same step, as rank 0 decides: one that stops alone leaves the others in a collective.
 
-There is no collective here, so no wait for a GPU. Rank 0 writes its word into the store of the process group, twice a
-second at most, and acts on it one step later, where the other ranks read it. None of them can be past that step: to
-get there, it has read the word.
+There is no collective here, so no wait for a GPU. Rank 0 writes its decision into the store of the process group, twice
+a second at most, and acts on it one step later, where the other ranks read it. None of them can be past that step: to
+get there, it has read the decision. So a rank that is ahead of rank 0 waits for it here, in the training's thread.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ import torch
 from gradcanary.guard import Guard
 
 SPACING_S = 0.5
-"""Between two words of rank 0: incidents come no sooner. To read one takes a request to the store."""
+"""Between two decisions of rank 0: incidents come no sooner. To read one takes a request to the store."""
 
 MAX_STEPS = 1_000
-"""From one word to the next: steps may become slower in between."""
+"""From one decision to the next: steps may become slower in between."""
 
 WAIT_S = 600.0
-"""For a word of rank 0, as long as NCCL waits by default: ranks that are further apart have ended."""
+"""For a decision of rank 0, as long as NCCL waits by default. Not shorter: a rank that gives up just as rank 0 decides
+to stop would go on alone, so it gives up only where the training has ended anyway."""
 
 LOOK_S = 0.001
-"""Between two looks at the word of a rank 0 that is behind."""
+"""Between two reads of the decision of a rank 0 that is behind."""
 
 NEVER = 2**63
 """A step that does not come."""
 
 STOP, OVER = -1, -2
-"""In a word, in the place of the step of the next one: all stop after the next step; rank 0 has ended."""
+"""In a decision, instead of the step of the next one: all stop after the next step; rank 0 has ended."""
 
-LATE = "nothing was heard of rank 0 for {seconds:.0f} s"
+LATE = "rank 0 wrote no decision for {seconds:.0f} s"
 INCOMPLETE = (
     "stop_on: the training goes on for now, because {missing} of {world_size} ranks do not take part, and would wait "
     "for the others for ever: each rank needs the callback with stop_on"
@@ -42,7 +43,7 @@ INCOMPLETE = (
 NO_GROUP = "stop_on: no incident stops this training: its ranks have no process group of torch.distributed to agree by"
 
 _numbers = itertools.count(1)
-"""Of the trainings of this process, the same on all ranks: the words of an earlier one are still in the store."""
+"""Of the trainings of this process, the same on all ranks: the decisions of an earlier one are still in the store."""
 
 
 def agree(world_size: int, guard: Guard) -> Agreement | None:
@@ -66,12 +67,13 @@ class Agreement:
 
     def __init__(self, store: Any, rank: int, world_size: int, number: int, guard: Guard) -> None:  # noqa: ANN401 -- a store of c10d
         self._store, self._is_first, self._world_size, self._guard = store, rank == 0, world_size, guard
-        self._word, self._parties = f"gradcanary/stop/{number}/word", f"gradcanary/stop/{number}/parties"
+        self._decision = f"gradcanary/stop/{number}/decision"
+        self._participants = f"gradcanary/stop/{number}/participants"
         self._polls = 0
         self._next = NEVER if store is None else 1
-        """The poll at which rank 0 writes its next word, and another rank reads one, or looks for a first."""
+        """The poll at which rank 0 writes its next decision, and another rank reads one, or looks for a first."""
         self._stop_at = NEVER
-        self._is_party = False
+        self._is_participant = False
         self._steps, self._written = 1, time.monotonic()
         if self._is_first and store is not None:
             self._guarded(lambda: self._write(should_stop=False))
@@ -84,16 +86,16 @@ class Agreement:
         return self._polls >= self._stop_at
 
     def close(self) -> None:
-        """End it: no rank waits for a word any more. A word to stop stays, because a rank may not have read it."""
+        """End it: no rank waits for a decision any more. One to stop stays, because a rank may not have read it."""
         if self._is_first and self._next != NEVER:
-            self._guarded(lambda: self._store.set(self._word, f"{NEVER} {OVER}"))
+            self._guarded(lambda: self._store.set(self._decision, f"{NEVER} {OVER}"))
         self._next = NEVER
 
     def _guarded(self, act: Any) -> None:  # noqa: ANN401 -- of either kind of rank
         try:
             if self._is_first:
                 act()
-            elif self._is_party:
+            elif self._is_participant:
                 self._read(self._next - 1)
             else:
                 self._join()
@@ -104,14 +106,14 @@ class Agreement:
 
     def _leave(self) -> None:
         """Take no part any more. Where the store is gone, rank 0 cannot write either."""
-        if self._is_party:
-            self._is_party = False
+        if self._is_participant:
+            self._is_participant = False
             with suppress(Exception):
-                self._store.add(self._parties, -1)
+                self._store.add(self._participants, -1)
 
     def _write(self, *, should_stop: bool) -> None:
         following = STOP if should_stop else self._polls + self._steps_to_next()
-        self._store.set(self._word, f"{self._polls} {following}")
+        self._store.set(self._decision, f"{self._polls} {following}")
         if should_stop:
             self._stop_at, self._next = self._polls + 1, NEVER
         else:
@@ -126,25 +128,25 @@ class Agreement:
         return self._steps
 
     def _is_complete(self) -> bool:
-        missing = self._world_size - 1 - int(self._store.add(self._parties, 0))
+        missing = self._world_size - 1 - int(self._store.add(self._participants, 0))
         if missing:
             self._guard.print_once(INCOMPLETE, missing=missing, world_size=self._world_size)
         return not missing
 
     def _join(self) -> None:
-        """Become a party once rank 0 has written a word; until then look again at step 2, 4, 8, ..."""
+        """Become a participant once rank 0 has written a decision; until then look again at step 2, 4, 8, ..."""
         self._next = 2 * self._polls
-        if not self._store.check([self._word]):
+        if not self._store.check([self._decision]):
             return
         self._next = 1
         while self._next <= self._polls:  # rank 0 is behind
             self._read(self._next - 1)
         if self._next != NEVER:
-            self._store.add(self._parties, 1)
-            self._is_party = True
+            self._store.add(self._participants, 1)
+            self._is_participant = True
 
     def _read(self, poll: int) -> None:
-        """Read the word that rank 0 wrote at this poll or later; wait for it if rank 0 is behind."""
+        """Read the decision that rank 0 wrote at this poll or later; wait for it if rank 0 is behind."""
         give_up_at = time.monotonic() + WAIT_S
         written = -1
         while written < poll:
@@ -152,7 +154,7 @@ class Agreement:
                 time.sleep(LOOK_S)
             if time.monotonic() > give_up_at:
                 raise TimeoutError(LATE.format(seconds=WAIT_S))
-            written, following = map(int, self._store.get(self._word).split())
+            written, following = map(int, self._store.get(self._decision).split())
         self._next = following + 1 if following >= 0 else NEVER
-        if following == STOP and self._is_party:
+        if following == STOP and self._is_participant:
             self._stop_at = written + 1

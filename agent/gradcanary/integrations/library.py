@@ -21,8 +21,9 @@ MOST_WAITING = 100
 class Library:
     """What the first rank of a watch knows of a library, and its calls, one after the other.
 
-    ``run`` is the run that was active when the latest step was sampled. The thread is a daemon and ends with the last
-    call.
+    ``run`` is the run that was active when the latest step was sampled. The thread is a daemon. It ends with the last
+    call, unless :meth:`keep` was called: Python 3.12 and newer start no thread at their exit, where the last incident
+    of a training arrives.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +35,8 @@ class Library:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._is_kept = False
         self._waiting: deque[tuple[str, Callable[[], object]]] = deque(maxlen=MOST_WAITING)
         self._thread: threading.Thread | None = None
 
@@ -51,27 +53,51 @@ class Library:
         elif self._is_followed:
             self._warn(what, "no run was active when the latest step was sampled")
 
+    def keep(self) -> None:
+        """Start the thread, and keep it until :meth:`wait`."""
+        with self._changed:
+            self._is_kept = True
+            self._start()
+
     def call(self, what: str, call: Callable[[], object]) -> None:
-        """Make a call soon, on the thread; at the exit of Python, where none can be started, at once."""
-        with self._lock:
+        """Make a call soon, on the thread. It waits for the next call, or :meth:`wait`, if no thread can be started."""
+        with self._changed:
             self._waiting.append((what, call))
-            if self._thread is not None:
-                return
-            self._thread = threading.Thread(target=self._run, name=f"gradcanary-{self._name}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._run()
+            self._start()
+            self._changed.notify()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all calls are made, for ``timeout_s`` at most."""
-        thread = self._thread
-        if thread is not None and thread.is_alive():
+        """Wait until all calls are made, for ``timeout_s`` at most; if no thread can be started, drop them.
+
+        The caller's thread makes no call: it could not give up one that hangs.
+        """
+        dropped = []
+        with self._changed:
+            self._is_kept = False
+            self._changed.notify()
+            if self._waiting:
+                self._start()
+            thread = self._thread
+            if thread is None:
+                dropped = [what for what, _ in self._waiting]
+                self._waiting.clear()
+        if thread is not None:
             thread.join(max(timeout_s, 0.0))
+        elif dropped:
+            self._warn(", ".join(dropped), "no thread could be started")
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name=f"gradcanary-{self._name}", daemon=True)
+        with contextlib.suppress(RuntimeError):  # at the exit of Python, or at the system's limit
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or not self._is_kept)
                 if not self._waiting:
                     self._thread = None
                     return

@@ -18,9 +18,6 @@ TRACKERS = (wandb, mlflow)
 MOST = 32
 """Runs of one session; of more the oldest are left out: a sweep may have thousands in one process."""
 
-MAX_URL = 500
-"""Characters: a longer address is left out, for half of one opens nothing."""
-
 
 class Links:
     """Finds the runs of other trackers, and gives each of them the address of this run's page.
@@ -45,6 +42,8 @@ class Links:
             if run is self._latest[place]:
                 continue
             self._latest[place] = run
+            if run is not None:
+                tracker.library.keep()
             if run is not None and self._links and not any(run is each for each in self._linked):
                 self._linked.append(run)
                 self._new.append((place, run))
@@ -91,4 +90,5 @@ def public_address(url: str | None) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
-    return None if len(address) > MAX_URL or UNPRINTABLE.search(address) else address
+    # Half of an address opens nothing.
+    return None if len(address) > wire.MAX_TRACKER_URL or UNPRINTABLE.search(address) else address

@@ -28,15 +28,15 @@ MAX_TITLE = 63
 library = Library("wandb")
 
 
-def alert(alert: wire.Brief) -> None:
+def alert(incident: wire.Brief) -> None:
     """Send an incident as an alert of the active W&B run: ``watch(on_alert=gradcanary.integrations.wandb.alert)``.
 
     A later process that resumes the run sends the same title, which W&B leaves out for 15 minutes.
     """
-    title = f"gradcanary #{alert.id}: {alert.rule} ({alert.severity})"[:MAX_TITLE]
-    text, level = f"{alert.summary}\n{alert.url}", LEVELS.get(alert.severity, "INFO")
+    title = f"gradcanary #{incident.id}: {incident.rule} ({incident.severity})"[:MAX_TITLE]
+    text, level = f"{incident.summary}\n{incident.url}", LEVELS.get(incident.severity, "INFO")
     library.call_with_run(
-        f"the alert of incident #{alert.id}",
+        f"the alert of incident #{incident.id}",
         lambda run: run.alert(title=title, text=text, level=level, wait_duration=WAIT_S),
     )
 

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from gradcanary.training_watch import TrainingWatch
+from gradcanary.training_watch import TrainingWatch, harmless
 
 
 def _callback() -> Any:  # noqa: ANN401 -- a class of the installed package
@@ -28,21 +28,25 @@ class GradientMonitor(TrainingWatch, _callback()):  # type: ignore[misc]  # know
     ends ``fit()`` after a step, as Lightning's own callbacks do, on all ranks after the same one.
     """
 
+    @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
         """Begin: the optimizers exist and a checkpoint is loaded."""
         self._step = trainer.global_step
         self._begin(pl_module, trainer.optimizers, trainer.world_size)
 
+    @harmless
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
         """Stop all ranks if an incident asks for it; not within an accumulation."""
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             trainer.should_stop = self._should_stop() or trainer.should_stop
 
+    @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
         """Close the watch."""
         self._end()
 
+    @harmless
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
         """Close the watch as crashed, with the error."""
         self._end(exception)

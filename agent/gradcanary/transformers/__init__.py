@@ -5,36 +5,22 @@ The one module that imports transformers. ``import gradcanary`` does not import 
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from gradcanary import wire
 from gradcanary.export.stop_rule import describe
-from gradcanary.guard import Guard
 from gradcanary.model.parameters import live_objects
 from gradcanary.settings import STOPPING
-from gradcanary.training_watch import TrainingWatch
+from gradcanary.training_watch import TrainingWatch, harmless
 
 OPEN, WORST, WORDS = "gradcanary/open_incidents", "gradcanary/worst", "gradcanary/verdict"
 """Keys of the Trainer's log: two numbers, for reporters, too; and a text in ``log_history`` after a change."""
 
+JUDGED_STEPS = 20
+"""Of a resumed training: before the collector cannot tell if what an earlier launch left goes on."""
+
 _trainer = importlib.import_module("transformers.trainer_callback")
-
-
-def _harmless(event: Callable[..., None]) -> Callable[..., None]:
-    """Return an event of a callback that never raises: an error would end the training."""
-
-    @functools.wraps(event)
-    def guarded(self: GradientCallback, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- as the Trainer calls it
-        try:
-            event(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 -- no error of the agent may reach the training loop
-            guard = Guard() if self._session is None else self._session.guard
-            guard.catch(f"GradientCallback.{event.__name__}", error)
-
-    return guarded
 
 
 class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore[misc, name-defined]  # known only as this is imported
@@ -50,18 +36,20 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
         super().__init__(**settings)
-        self._heard: tuple[wire.Brief, ...] = ()
+        self._answered: tuple[wire.Brief, ...] = ()
         self._open: dict[int, wire.Brief] = {}
         self._news: list[str] = []
+        self._judged_from = 0
 
-    @_harmless
+    @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:  # noqa: ANN401, ARG002 -- as the Trainer calls it
         """Begin: the optimizer exists and a checkpoint is loaded."""
-        self._heard, self._open, self._news = (), {}, []
+        self._answered, self._open, self._news = (), {}, []
+        self._judged_from = state.global_step + JUDGED_STEPS if state.global_step else 0
         self._begin(known["model"], [known["optimizer"]], args.world_size)
         self._come_first()
 
-    @_harmless
+    @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401 -- as the Trainer calls it
         """Print what opened and what is over; stop all ranks if an incident asks for it."""
         is_stop = self._should_stop()  # first: ranks that count steps differently would stop at different ones
@@ -75,20 +63,21 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
         control.should_log = control.should_log or args.logging_strategy == "steps"
         control.should_save = control.should_save or args.save_strategy == "steps"
 
-    @_harmless
+    @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ANN401, ARG002 -- as the Trainer calls it
         """Add the verdict to an entry with a loss: reporters, which come later, get the numbers."""
         if not (state.is_world_process_zero and logs and "loss" in logs and state.log_history):
             return
         self._report_changes()
-        entry, numbers = state.log_history[-1], self._verdict()
+        is_judged = state.global_step > self._judged_from or self._open
+        entry, numbers = state.log_history[-1], self._verdict() if is_judged else {}
         logs.update(numbers)
         entry.update(numbers)
         if self._news:
             entry[WORDS] = "; ".join(self._news)
             self._news = []
 
-    @_harmless
+    @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002 -- as the Trainer calls it
         """Close the watch."""
         self._end()
@@ -111,9 +100,9 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
     def _report_changes(self) -> None:
         """Print the incidents that opened, grew worse or are over since the last call."""
         found = () if self.watch is None else self.watch.incidents
-        if found is self._heard:
+        if found is self._answered:
             return
-        self._heard = found
+        self._answered = found
         before, self._open = self._open, {each.id: each for each in found if each.severity in STOPPING}
         severities = {key: each.severity for key, each in before.items()}
         opened = [each for key, each in self._open.items() if severities.get(key) != each.severity]

@@ -240,7 +240,7 @@ def _export_samples(
     tables = full_tables(sample_tables(batches, stats, numbers), len(columns))
     in_order = (replace(table, launches=_positions(table.launches, launches)) for table in tables)
     head: Json = {"run": run, "dtype": "float32", "launches": True, "raw_start_step": max(missing, default=None)}
-    return _Export(head, columns, _unchanged(reader, run_id, in_order))
+    return _Export(head, columns, _unchanged(reader, run_id, in_order, span))
 
 
 def _export_points(reader: RunReader, run: str, selector: MetricSelector, span: StepRange) -> _Export:
@@ -253,7 +253,7 @@ def _export_points(reader: RunReader, run: str, selector: MetricSelector, span: 
     ]
     tables = full_tables(point_tables(points, len(series)), len(series))
     head: Json = {"run": run, "dtype": "float64", "launches": False}
-    return _Export(head, columns, _unchanged(reader, run_id, tables))
+    return _Export(head, columns, _unchanged(reader, run_id, tables, None))
 
 
 def _positions(launches: NDArray[np.int32], order: Mapping[int, int]) -> NDArray[np.int32]:
@@ -262,14 +262,21 @@ def _positions(launches: NDArray[np.int32], order: Mapping[int, int]) -> NDArray
     return np.array([1 + order[number] for number in numbers.tolist()], np.int32)[rows]
 
 
-def _unchanged(reader: RunReader, run_id: int, tables: Iterator[Table]) -> Iterator[Table]:
-    """Yield the tables; raises RequestError 409 after them if something was deleted while they were read."""
+def _unchanged(reader: RunReader, run_id: int, tables: Iterator[Table], samples: StepRange | None) -> Iterator[Table]:
+    """Yield the tables; raises RequestError 409 after them if the run or one of its ``samples`` was deleted meanwhile.
+
+    Samples before or after these may be deleted, and metrics, None, are deleted with their run only.
+    """
 
     def raw_starts() -> dict[tuple[int, int], int] | None:
         with reader.database.read() as connection:
             if not run_store.is_stored(connection, run_id):
                 return None
-            return {(each.launch_no, each.every): each.raw_start for each in read_streams(connection, run_id)}
+            if samples is None:
+                return {}
+            begin, beyond = samples.begin or 0, (MAX_STEP if samples.end is None else samples.end) + 1
+            streams = read_streams(connection, run_id)
+            return {(each.launch_no, each.every): min(max(each.raw_start, begin), beyond) for each in streams}
 
     before = raw_starts() or {}
     yield from tables

@@ -108,7 +108,10 @@ def secret_digest(secret: str) -> str:
 
 
 def create_token(connection: Connection, name: str, scope: str, days: float | None, now: float) -> tuple[Token, str]:
-    """Store a new token and return it with its secret, which cannot be read again; raises RequestError 422."""
+    """Store a new token and return it with its secret, which cannot be read again; raises RequestError 409 or 422.
+
+    No two valid tokens have the same name: acknowledgements and the audit log name a token by it.
+    """
     if not _NAME.match(name):
         raise invalid("A name has 1 to 100 characters, and no control characters: where the token is used.", "name")
     if scope not in SCOPES:
@@ -119,6 +122,13 @@ def create_token(connection: Connection, name: str, scope: str, days: float | No
     connection.execute(delete(token).where(or_(token.c.revoked < forgotten, token.c.expires < forgotten)))
     if connection.execute(select(func.count()).select_from(token).where(_is_valid(now))).scalar_one() >= MAX_TOKENS:
         raise invalid(f"There are {MAX_TOKENS} tokens already: revoke some.")
+    twin = connection.scalar(select(token.c.token_id).where(token.c.name == name, _is_valid(now)))
+    if twin is not None:
+        message = (
+            f"Token {twin} has the name {name!r}, and changes are recorded by name: choose another one, or revoke that "
+            f"token before ('gradcanary token revoke {twin}')."
+        )
+        raise RequestError(409, "conflict", message, "name")
     secret = f"gc_{scope}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     expires = None if days is None else now + days * DAY_S
     values = {"name": name, "scope": scope, "secret_hash": secret_digest(secret), "created": now, "expires": expires}
@@ -146,7 +156,10 @@ def ensure_first(connection: Connection, now: float) -> dict[str, str]:
     if connection.execute(admins.limit(1)).first() is not None:
         return {}
     secrets_by_scope: dict[str, str] = {}
-    for scope, name in FIRST_TOKENS.items():
+    taken = set(connection.scalars(select(token.c.name).where(_is_valid(now))))
+    for scope, first in FIRST_TOKENS.items():
+        others = (f"{first} {number}" for number in range(2, MAX_TOKENS + 2))
+        name = next(each for each in (first, *others) if each not in taken)
         created, secrets_by_scope[scope] = create_token(connection, name, scope, None, now)
         target = f"{created.id} {created.name} ({created.scope})"
         write_audit_record(connection, now, "the collector", "", "POST /tokens", target)

@@ -1,23 +1,30 @@
 """Briefs: the open incidents of a run as the replies to its agent have them.
 
-An agent gets a reply twice a second. What takes long, the summary and what to do first, is composed once for each
-change of the open incidents of a run; acknowledgements and silences are read each time.
+An agent gets a reply twice a second. What takes long is composed once: a summary for each change of its incident, and
+what to do first, which depends on other incidents, for each change of any, but of some incidents only.
+Acknowledgements and silences are read each time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from sqlalchemy import Connection, RowMapping, bindparam, select
 
 from gradcanary.wire import Brief
-from gradcanary_server.incidents import service, silences
+from gradcanary_server.caches import MIB, Cache
+from gradcanary_server.incidents import service, silences, text
 from gradcanary_server.incidents.detail import load_details
-from gradcanary_server.incidents.explanation import Explanation
 from gradcanary_server.incidents.lifecycle import RANKS
 from gradcanary_server.incidents.silences import SilencedMembers
 from gradcanary_server.storage.schema import incident, run
 
-MAX_RUNS = 1_000
-"""Runs with open incidents whose texts are kept: about a kilobyte for each incident."""
+MAX_BYTES = 8 * MIB
+"""Of the texts that are kept: those of some ten thousand incidents."""
+
+MAX_ADVISED = 10
+"""Incidents of a run with what to do first, the newest of the worst: the cause of each is looked for among all."""
 
 _OPEN = (
     select(incident, run.c.name.label("run"))
@@ -27,7 +34,12 @@ _OPEN = (
 )
 _ANY = select(incident.c.incident_id).where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
 
-Revisions = tuple[tuple[int, int], ...]
+
+class Texts(NamedTuple):
+    """The summaries of a run's open incidents by number and revision, and what to do first by number."""
+
+    summaries: dict[tuple[int, int], str]
+    advice: dict[int, str]
 
 
 def has_open(connection: Connection, run_id: int) -> bool:
@@ -40,34 +52,29 @@ class Briefs:
 
     def __init__(self, public_url: str) -> None:
         self._public_url = public_url
-        self._texts: dict[int, tuple[Revisions, dict[int, Explanation]]] = {}
+        self._texts: Cache[int, Texts] = Cache(MAX_BYTES, _size)
 
     def read(self, connection: Connection, run_id: int, now: float) -> tuple[Brief, ...]:
         """Return the open incidents of a run; no writing transaction may call this."""
         rows = connection.execute(_OPEN, {"run_id": run_id}).mappings().all()
-        texts = self._read_texts(connection, run_id, tuple((row["incident_id"], row["revision"]) for row in rows))
+        texts = self._read_texts(connection, run_id, rows)
         active = silences.active_silences(connection, now) if rows else []
         silenced = silences.silenced_members_by_incident(connection, rows, active)
-        return tuple(
-            self._brief(row, texts[row["incident_id"]], silenced.get(row["incident_id"]))
-            for row in rows
-            if row["incident_id"] in texts
-        )
+        return tuple(self._brief(row, texts, silenced.get(row["incident_id"])) for row in rows)
 
-    def _read_texts(self, connection: Connection, run_id: int, revisions: Revisions) -> dict[int, Explanation]:
-        if not revisions:
-            self._texts.pop(run_id, None)
-            return {}
-        known, texts = self._texts.get(run_id, ((), {}))
-        if known != revisions:
-            details = load_details(connection, [number for number, _ in revisions], is_brief=True)
-            texts = {detail.id: detail.explanation for detail in details}
-            if len(self._texts) >= MAX_RUNS:
-                self._texts.clear()
-            self._texts[run_id] = revisions, texts
-        return texts
+    def _read_texts(self, connection: Connection, run_id: int, rows: Sequence[RowMapping]) -> Texts:
+        known = self._texts.get(run_id) or Texts({}, {})
+        revisions = [(row["incident_id"], row["revision"]) for row in rows]
+        if revisions == list(known.summaries):
+            return known
+        keys = zip(revisions, rows, strict=True)
+        summaries = {key: known.summaries.get(key) or text.current_summary(connection, row) for key, row in keys}
+        worst = sorted(rows, key=lambda row: (RANKS[row["severity"]], row["incident_id"]), reverse=True)
+        details = load_details(connection, [row["incident_id"] for row in worst[:MAX_ADVISED]], is_brief=True)
+        advice = {detail.id: detail.explanation.do_first for detail in details}
+        return self._texts.keep(run_id, Texts(summaries, advice))
 
-    def _brief(self, row: RowMapping, text: Explanation, silenced: SilencedMembers | None) -> Brief:
+    def _brief(self, row: RowMapping, texts: Texts, silenced: SilencedMembers | None) -> Brief:
         return Brief(
             id=row["incident_id"],
             rule=row["rule"],
@@ -75,13 +82,17 @@ class Briefs:
             state=row["state"],
             opened_step=row["opened_step"],
             layers=row["firing"],
-            summary=text.what,
+            summary=texts.summaries[row["incident_id"], row["revision"]],
             url=service.incident_url(self._public_url, row["run"], row["incident_id"]),
             acknowledged=row["acked"] is not None,
             silenced=silenced is not None and _is_silenced(silenced),
             reopened=row["reopened"],
-            do_first=text.do_first,
+            do_first=texts.advice.get(row["incident_id"], ""),
         )
+
+
+def _size(texts: Texts) -> int:
+    return 2 * sum(map(len, (*texts.summaries.values(), *texts.advice.values())))
 
 
 def _is_silenced(silenced: SilencedMembers) -> bool:

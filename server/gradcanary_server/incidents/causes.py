@@ -20,11 +20,13 @@ from gradcanary.wire import FROZEN_PARAMETERS, Crash, Fact
 from gradcanary.wording import number, percent
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import (
+    LEAST_JUMP,
     NEAR_STEPS,
     RISE,
     Configuration,
     SettingCause,
     change_lines,
+    exact,
     find_decay,
     find_momentum,
     find_standing,
@@ -154,6 +156,7 @@ _IN_VAIN = ("frozen", "in_vain")
 """Rules of weights that do not move."""
 
 _DIGITS = re.compile(r"\d+")
+_NOT_MEASURED = "were not measured around it"
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 _POSITION = re.compile(r"group\d+\.\d+")
 """The name of a layer that the optimizer holds and no module has."""
@@ -224,6 +227,15 @@ def _is_critical_nonfinite(incident: Incident) -> bool:
     return incident.rule == "nonfinite" and incident.severity == "critical"
 
 
+class Norms(NamedTuple):
+    """The highest norm of a layer's weights shortly before the first sign of an incident, and the last one after it."""
+
+    before: float
+    before_step: int
+    after: float
+    after_step: int
+
+
 class LayerInfo(NamedTuple):
     """The facts of a layer that causes depend on."""
 
@@ -244,8 +256,8 @@ class NearbyIncident:
 
 @dataclass(frozen=True)
 class CauseContext:
-    """An incident with its members, layers of its run (all if :func:`needs_all_layers`), nearby incidents, facts, and
-    the configuration of its launch."""
+    """An incident with its members, layers of its run (all if :func:`needs_all_layers`), nearby incidents, facts,
+    the configuration of its launch, and what was measured of the weights of :func:`lora_partners`."""
 
     incident: Incident
     members: Mapping[int | None, Member]
@@ -253,6 +265,7 @@ class CauseContext:
     near: tuple[NearbyIncident, ...] = ()
     facts: tuple[Fact, ...] = ()
     configuration: Configuration = field(default_factory=Configuration)
+    weights: Mapping[int, Norms] = field(default_factory=dict)
 
     @cached_property
     def named(self) -> frozenset[int]:
@@ -293,7 +306,7 @@ def likely_cause(context: CauseContext) -> LikelyCause:
     scale = _scale_lines(context)
     earlier = _earlier(context) if root is None and not scale and code in _UNSURE else None
     if root is not None:
-        code = root.code
+        code, evidence = root.code, [line for line in evidence if not line.endswith(_NOT_MEASURED)]
     elif scale:
         code = _BY_SCALE.get(code, code)
     elif earlier is not None:
@@ -446,7 +459,10 @@ def _code_of(rule: str, member: Member) -> str:
 
 
 def _fall(context: CauseContext) -> tuple[str, list[str]]:
-    for code, search in (("lora_partner", _partners), ("whole_blocks", _blocks), ("parameter_group", _group)):
+    partners = lora_partners(context)
+    if partners:
+        return _of_partners(context, partners)
+    for code, search in (("whole_blocks", _blocks), ("parameter_group", _group)):
         evidence = search(context)
         if evidence:
             return code, evidence
@@ -456,24 +472,72 @@ def _fall(context: CauseContext) -> tuple[str, list[str]]:
     return ("rate_jump" if is_steep else "unknown_fall"), []
 
 
-def _partners(context: CauseContext) -> list[str]:
-    """Return evidence that one half of LoRA pairs fell while the other half did not."""
-    all_names = {layer.name for layer in context.layers.values()}
-    names = [layer.name for layer in _named(context)]
-    halves = {match[1] if match else None for match in map(LORA_HALF.search, names)}
+def lora_partners(context: CauseContext) -> dict[int, int]:
+    """Return the weights of the other halves of LoRA pairs by the halves, if only one kind of half collapsed.
+
+    The gradient of a bias is multiplied by the other half's weight, too.
+    """
+    if context.incident.rule != "collapse":
+        return {}
+    numbers = {layer.name: number for number, layer in context.layers.items()}
+    names = {number: context.layers[number].name for number in context.named if number in context.layers}
+    halves = {match[1] if match else None for match in map(LORA_HALF.search, names.values())}
     if len(halves) != 1 or None in halves:
+        return {}
+    other = "B" if halves == {"A"} else "A"
+    others = {number: _other_half(name, other) for number, name in names.items()}
+    return {number: numbers[name] for number, name in others.items() if name in numbers}
+
+
+def _of_partners(context: CauseContext, partners: Mapping[int, int]) -> tuple[str, list[str]]:
+    """Return the cause of pairs of which one half fell, by what was measured of the weights of the other half."""
+    names = sorted(context.layers[number].name for number in partners)
+    match = LORA_HALF.search(names[0])
+    half = "A" if match is None else match[1]
+    other, total = "B" if half == "A" else "A", len(_named(context))
+    others = len({*partners.values()})
+    fell = f"all {total:,} are lora_{half}; none of their {others:,} lora_{other} partners collapsed"
+    if others == 1:
+        fell = f"{'its' if total == 1 else 'their'} lora_{other} partner did not collapse"
+    known = {layer: context.weights[partner] for layer, partner in partners.items() if partner in context.weights}
+    if not known:
+        return "lora_partner", [fell, f"the weights of lora_{other} {_NOT_MEASURED}"]
+    shrunk = {layer for layer, norms in known.items() if LEAST_JUMP * norms.after < norms.before}
+    shown = min(shrunk or known, key=lambda layer: known[layer].after / (known[layer].before or 1.0))
+    norms, name = known[shown], context.layers[partners[shown]].name
+    course = f"{number(norms.before)} at step {norms.before_step:,}, {number(norms.after)} at step {norms.after_step:,}"
+    told = (
+        f"the weights of {len(shrunk):,} of {len(known):,} measured partners shrank"
+        if shrunk
+        else (
+            "its partner's weights did not shrink"
+            if len(known) == 1
+            else f"none of {len(known):,} partners' weights shrank"
+        )
+    )
+    lines = [fell, f"{told}: the norm of {name} was {course}"]
+    if not shrunk:
+        lines += _unchanged_settings(context)
+    return ("lora_partner" if shrunk else "lora_own"), lines
+
+
+def _unchanged_settings(context: CauseContext) -> list[str]:
+    """Return that no setting changed until the incident opened, and what the launch began with, if that is known."""
+    settings, until = context.configuration.settings, context.incident.opened_step
+    known = [each for each in settings if each.step <= until]
+    if not known or context.incident.lr_jumps or any(each.checked is not None for each in known):
         return []
-    half = halves.pop()
-    other = "B" if half == "A" else "A"
-    partners = all_names.intersection(_other_half(name, other) for name in names)
-    if not partners:
-        return []
-    return [f"all {len(names):,} are lora_{half}; none of their {len(partners):,} lora_{other} partners collapsed"]
+    first = [
+        f"{each.name} {exact(each.value)}" for each in known if each.name in ("lr", "weight_decay") and 0 in each.groups
+    ]
+    began = f": {', '.join(first)}" if first and context.configuration.groups == 1 else ""
+    return [f"no setting of a parameter group had changed{began}"]
 
 
 def _other_half(name: str, half: str) -> str:
     match = LORA_HALF.search(name)
-    return name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
+    other = name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
+    return f"{other.removesuffix('.bias')}.weight" if other.endswith(".bias") else other
 
 
 def _blocks(context: CauseContext, verb: str = "collapsed") -> list[str]:

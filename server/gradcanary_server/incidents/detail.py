@@ -6,18 +6,31 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, RowMapping, and_, or_, select
 
 from gradcanary import remedies
 from gradcanary_server.incidents import causes, repository, silences, text
-from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
+from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident, Norms
 from gradcanary_server.incidents.explanation import Explanation, explain
 from gradcanary_server.incidents.lifecycle import Incident, Member
 from gradcanary_server.incidents.setting_causes import NEAR_STEPS, Configuration
 from gradcanary_server.rules.detectors import metric as metric_detector
 from gradcanary_server.rules.types import Severity
 from gradcanary_server.storage import runs
+from gradcanary_server.storage.layers import LayerSetCache
 from gradcanary_server.storage.schema import incident, layer, metric, run
+from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.query import StepRange, query
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.rollup import MINIMUM
+from gradcanary_server.tsdb.tiles import TileStore
+
+WEIGHT_STEPS = 400
+"""Weights are measured in turns, those of each layer within 200 steps."""
+
+MAX_PARTNERS = 64
+CACHE_BYTES = 1 << 20
 
 MANY = 1_000
 """Members above which all layers are read: databases limit the parameters of a query."""
@@ -146,6 +159,7 @@ def _cause(
 ) -> tuple[LikelyCause, remedies.Fix]:
     """Return the likely cause of an incident and its fix; of one that follows another one, the fix of that."""
     facts, configuration = runs.parse_facts(row["facts"]), _configuration(connection, row)
+    incident = replace(incident, weights=_weights(connection, row, incident))
     cause = causes.likely_cause(replace(incident, near=_nearby(row, others), facts=facts, configuration=configuration))
     first = next((other for other in others if other["incident_id"] == cause.follows), None)
     if first is None:
@@ -168,6 +182,29 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
     if members is not None:
         query = query.where(layer.c.layer_no.in_([number for number in members if number is not None]))
     return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
+
+
+def _weights(connection: Connection, row: Mapping[Any, Any], incident: CauseContext) -> dict[int, Norms]:
+    """Return the norms of the weights of LoRA partners before the first sign and after it, where both were measured."""
+    layers = sorted(set(causes.lora_partners(incident).values()))[:MAX_PARTNERS]
+    if not layers:
+        return {}
+    since, opened = incident.incident.since_step, incident.incident.opened_step
+    span = StepRange(max(since - WEIGHT_STEPS, 0), max(since, opened) + WEIGHT_STEPS, 4 * WEIGHT_STEPS)
+    run_id, stat = row["run_id"], "weight_norm"
+    reader = Reader(BatchLog(LayerSetCache(), CACHE_BYTES), TileStore(CACHE_BYTES))
+    found = query(reader, connection, run_id, (stat,), span)
+    norms = found.read(reader, connection, np.array(layers, np.int32), (MINIMUM,))[MINIMUM]
+    steps, weights = found.buckets.steps(), {}
+    for column, number in enumerate(layers):
+        known = np.flatnonzero(np.isfinite(norms[:, column]))
+        before, after = known[steps[known] < since], known[steps[known] >= max(since, opened)]
+        if len(before) and len(after):
+            (first, last) = int(before[np.argmax(norms[before, column])]), int(after[-1])
+            weights[number] = Norms(
+                float(norms[first, column]), int(steps[first]), float(norms[last, column]), int(steps[last])
+            )
+    return weights
 
 
 def _series(row: RowMapping) -> dict[int, LayerInfo]:

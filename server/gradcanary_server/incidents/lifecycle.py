@@ -244,7 +244,8 @@ def apply_transitions(
                 finished += [case] if case is not None and case.has_changed else []
                 case = IncidentCase(_opened(change, context))
             elif case.incident.state != "open":
-                case.reopen(context, change.jumps)
+                is_known = change.layer in case.members and case.members[change.layer].until_step is None
+                case.reopen(context, case.incident.lr_jumps if is_known else change.jumps)
             case.fire(change)
         elif case is not None:
             case.resolve(change, context.now)

@@ -33,7 +33,6 @@ MAX_CRASH_MESSAGE = 300
 MAX_FRAMES = 10
 MAX_FRAME = 300
 MAX_LISTED = 64
-MAX_URL = 500
 MAX_METRIC_BOUNDS = 100
 
 STEP_SOURCES = ("given", "framework", "optimizer", "relative")
@@ -168,7 +167,7 @@ def _check_trackers(runs: tuple[wire.TrackerRun, ...]) -> None:
     for number, run in enumerate(runs):
         field = f"environment.trackers.{number}"
         check_member(run.tracker, f"{field}.tracker", wire.TRACKERS)
-        check_text(run.url, f"{field}.url", MAX_URL)
+        check_text(run.url, f"{field}.url", wire.MAX_TRACKER_URL)
         for name in ("id", "name", "store"):
             check_text(getattr(run, name), f"{field}.{name}", MAX_CLASS)
 

@@ -59,6 +59,9 @@ class Runs(TypedDict):
     after: Annotated[str | None, Field(description="give it as `after` for the next page; null: there is none")]
 
 
+What = Annotated[str, Field(description="names in it may be shortened; in `affected` they are full")]
+
+
 class IncidentLine(TypedDict):
     """An incident in a list; ``parameters`` are those that fire, or that ever fired if it is over."""
 
@@ -67,7 +70,7 @@ class IncidentLine(TypedDict):
     rule: str
     severity: str
     state: str
-    what: str
+    what: What
     since: str
     do_first: str
     parameters: int
@@ -81,6 +84,7 @@ class Incidents(TypedDict):
 
     incidents: list[IncidentLine]
     after: Annotated[str | None, Field(description="give it as `after` for the next page; null: there is none")]
+    note: Annotated[str, Field(description="where an empty list is not all: what else to ask")]
 
 
 class Affected(TypedDict):
@@ -125,7 +129,7 @@ class IncidentDetail(TypedDict):
     rule: str
     severity: str
     state: Annotated[str, Field(description="open, resolved, or ended: the run ended without a recovery")]
-    what: str
+    what: What
     since: str
     do_first: str
     why: Annotated[str, Field(description="the likely cause; begins with the strongest evidence")]
@@ -161,7 +165,13 @@ class SickRun(TypedDict):
     last_seen: str
     verdict: Annotated[str, Field(description="the sentence at the head of the run's page")]
     parameters: int
-    firing: Annotated[dict[str, int], Field(description="parameters that fire, by rule")]
+    firing: Annotated[
+        dict[str, int],
+        Field(
+            description="parameters that fire, by the rule of each open incident, else of each that the run ended on; "
+            "0: a rule of the whole run or of metrics, or information"
+        ),
+    ]
     below_threshold: Annotated[int, Field(description="parameters with an absmax under `threshold`")]
     threshold: float
     loss: float | None
@@ -187,23 +197,26 @@ class WorstParameter(TypedDict):
 
     parameter: str
     rules: Annotated[dict[str, str], Field(description="its state by rule: suspect, firing, recovering or info")]
-    baseline: Annotated[float | None, Field(description="its normal absmax, of the rule collapse")]
+    baseline: Annotated[float | None, Field(description="its normal absmax, of the rule collapse; null: other stats")]
     history: list[float | str]
 
 
 class WorstParameters(TypedDict):
-    """The worst parameters, and how the last values of all are spread over decades."""
+    """The worst parameters, and how the smallest values of all in the last bucket are spread over decades."""
 
     run: str
     stat: str
-    threshold: float
+    threshold: Annotated[float | None, Field(description="of absmax, by the rule collapse; null for other stats")]
     bucket_steps: int
     steps: Annotated[list[int], Field(description="first step of each bucket; a value is the smallest in its bucket")]
     worst: list[WorstParameter]
     left_out: LeftOut
-    last_values: Annotated[
+    last_bucket: Annotated[
         dict[str, int],
-        Field(description="number of parameters by last value: 1e-5 is 1e-5 to 1e-4; or zero, not_finite, ..."),
+        Field(
+            description="number of parameters by their smallest value in the last bucket that has one: 1e-5 is 1e-5 to "
+            "1e-4; or zero, not_finite, ..."
+        ),
     ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import compress
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 from urllib.parse import quote
 
 import numpy as np
@@ -24,6 +24,7 @@ from gradcanary.display.verdict import verdict
 from gradcanary_server.api.charts import ANY_NONFINITE, EXACT_ZERO, FROZEN, NO_DATA, WITHOUT_GRADIENT
 from gradcanary_server.mcp import answers
 from gradcanary_server.mcp.own_api import Api, ApiError
+from gradcanary_server.rules.config import Rule
 from gradcanary_server.rules.types import Severity
 from gradcanary_server.validation import MAX_STEP, is_run_name
 
@@ -76,7 +77,7 @@ Match = Annotated[
 ]
 By = Annotated[
     str | None,
-    Field(description="Who asked for it. Needed where the collector has no tokens; default: the token's name."),
+    Field(description="Who asked for it: for a collector without tokens. With a token the author is the token's name."),
 ]
 Note = Annotated[str | None, Field(max_length=2_000, description="Shown with it to everybody.")]
 Points = Annotated[int, Field(ge=1, le=MAX_BUCKETS, description="Buckets; with n series at most 200 / n.")]
@@ -198,7 +199,12 @@ def list_incidents(
     states = None if state == "any" else state
     query = {"run": run, "state": states, "severity": severity, "sort": "worst", "limit": limit, "before": after}
     found = api.request("GET", "/incidents", **query)
-    return {"incidents": [answers.incident_line(each) for each in found["incidents"]], "after": found["next"]}
+    note = ""
+    if run is not None and state == "open" and not found["incidents"]:
+        ended = api.request("GET", "/incidents", run=run, state="ended", severity=severity, limit=1)["incidents"]
+        note = "None is open, but the run ended with incidents: list_incidents(run, state='ended')." if ended else ""
+    lines = [answers.incident_line(each) for each in found["incidents"]]
+    return {"incidents": lines, "after": found["next"], "note": note}
 
 
 def show_incident(
@@ -219,18 +225,20 @@ def worst_parameters(
     to_step: ToStep = None,
     limit: Limit = 15,
 ) -> answers.WorstParameters:
-    """The heatmap in words: the worst parameters of a run (not finite first, then those that fire, then the smallest
-    last value), each with its value over 6 buckets of steps, and how many parameters of all are in which decade."""
+    """The heatmap in words: the worst parameters of a run (not finite first, then those that fire, then the smallest in
+    the last bucket), each with its smallest value in 6 buckets of steps, and how many of all are in which decade in the
+    last bucket. A bucket may have many steps: read_parameter_series has the newest values."""
     about = _read_run(api, run)
     span = {"from": from_step, "to": to_step, "columns": COLUMNS, "rows": MAX_ROWS}
     found = api.request("GET", f"{_path(about)}/heatmap", stat=stat, order="worst", match=match, **span)
     table = {each["layer"]: each for each in api.request("GET", f"{_path(about)}/layers")["layers"]}
     cells = answers.decode(found["cells"])
+    is_judged = stat == "absmax"  # by the rule collapse
     worst = [
         {
             "parameter": row["name"],
             "rules": table[row["layers"][0]]["rules"],
-            "baseline": answers.rounded(table[row["layers"][0]]["baseline"]),
+            "baseline": answers.rounded(table[row["layers"][0]]["baseline"]) if is_judged else None,
             "history": [_cell(each) for each in values],
         }
         for row, values in zip(found["rows"][:limit], cells[:limit].tolist(), strict=True)
@@ -239,12 +247,12 @@ def worst_parameters(
     return {
         "run": found["run"],
         "stat": stat,
-        "threshold": found["threshold"]["enter"],
+        "threshold": found["threshold"]["enter"] if is_judged else None,
         "bucket_steps": found["bucket_steps"],
         "steps": answers.whole(found["steps"]),
         "worst": kept,
         "left_out": len(found["rows"]) - len(kept),
-        "last_values": _decades(cells),
+        "last_bucket": _decades(cells),
     }
 
 
@@ -333,13 +341,14 @@ def compare_runs(
 
 def explain(
     api: Api,  # noqa: ARG001 -- every tool has it
-    name: Annotated[str, Field(description="A knowledge_page of an incident, or the name of a rule.")],
+    name: Annotated[str, Field(description="A knowledge_page of an incident, or a rule that has a page.")],
 ) -> answers.KnowledgePage:
     """A short page on a common mistake (bfloat16 sums, clipping before unscaling, ...): what it is, and what to do."""
     pages = knowledge.pages()
     page = next((each for each in pages if name in (each.name, *each.rules)), None)
     if page is None:
-        raise ToolError(f"There is no such page. There are: {', '.join(each.name for each in pages)}.")
+        about = f" about the rule {name}: show_incident has its cause and fix" if name in get_args(Rule) else ""
+        raise ToolError(f"There is no such page{about}. There are: {', '.join(each.name for each in pages)}.")
     return {
         "page": page.name,
         "title": page.title,
@@ -357,7 +366,7 @@ def ack_incident(
 ) -> answers.IncidentDetail:
     """Acknowledge an incident: the collector sends no reminders about it, and none when it grows. It stays open until
     the training recovers. Only if the user asked for it. Needs a token with the scope admin."""
-    return answers.incident_detail(api.request("POST", f"/incidents/{incident}/ack", body={"note": note, "by": by}))
+    return answers.incident_detail(_change(api, f"/incidents/{incident}/ack", {"note": note}, by))
 
 
 def silence_notifications(
@@ -365,8 +374,8 @@ def silence_notifications(
     run: Annotated[
         str, Field(description="A run, or several with * and ?: 'sdxl-*'. '*' is every run, also later ones.")
     ],
-    hours: Annotated[float, Field(gt=0, le=8_760, description="Until so many hours from now.")],
-    rule: Annotated[str | None, Field(description="Only this rule, for example collapse; default: all rules.")] = None,
+    hours: Annotated[float, Field(gt=0, le=8_760, description="Hours from now until it ends.")],
+    rule: Annotated[Rule | None, Field(description="Only this rule; default: all rules.")] = None,
     match: Match = None,
     note: Note = None,
     by: By = None,
@@ -374,8 +383,8 @@ def silence_notifications(
     """Send no notifications about a run, or about some parameters or one rule of it, for some hours. Incidents still
     open, and pages still show them. Only if the user asked for it. Needs a token with the scope admin."""
     until = (datetime.now(timezone.utc) + timedelta(hours=hours)).isoformat(timespec="seconds")
-    body = {"run": run, "rule": rule, "match": match, "until": until, "note": note or "", "by": by}
-    made = api.request("POST", "/silences", body=body)
+    body = {"run": run, "rule": rule, "match": match, "until": until, "note": note or ""}
+    made = _change(api, "/silences", body, by)
     hides, left_out = answers.fit(made["incidents"], 50)
     return {
         "silence": made["id"],
@@ -427,6 +436,17 @@ def _read_run(api: Api, name: str) -> Mapping[str, Any]:
     raise ToolError(f"There is no run {answers.cut(name, 100)!r}. {hint} list_runs lists all.")
 
 
+def _change(api: Api, path: str, body: Mapping[str, Any], by: str | None) -> Mapping[str, Any]:
+    """Return the answer to a change; its author is the token's name, and ``by`` only where no token names one."""
+    try:
+        made: Mapping[str, Any] = api.request("POST", path, body=body)
+    except ApiError as error:
+        if error.field != "by" or by is None:
+            raise
+        made = api.request("POST", path, body={**body, "by": by})
+    return made
+
+
 def _no_parameter(api: Api, run: Mapping[str, Any], wanted: Iterable[str]) -> ToolError:
     """Return the error for parameters that a run does not have, with the nearest names."""
     names = [each["name"] for each in api.request("GET", f"{_path(run)}/layers")["layers"]]
@@ -448,7 +468,7 @@ def _cell(milli: int) -> float | str:
 
 
 def _decades(cells: np.ndarray) -> dict[str, int]:
-    """Return the number of rows by the decade of their last value, the largest first, then those without a number."""
+    """Return the number of rows by the decade of their last cell, the largest first, then those without a number."""
     if not cells.size:
         return {}
     filled = cells != NO_DATA

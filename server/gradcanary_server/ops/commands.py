@@ -83,7 +83,7 @@ def list_tokens(db: str, print_line: PrintLine) -> None:
     if not stored:
         print_line(f"No tokens in {maintenance.display_address(db)}: gradcanary token create --scope admin --name YOU")
         return
-    rows = [("ID", "NAME", "SCOPE", "CREATED (UTC)", "LAST USED", "UNTIL"), *(_cells(row, now) for row in stored)]
+    rows = [("ID", "NAME", "SCOPE", "CREATED (UTC)", "LAST USED", "EXPIRES"), *(_cells(row, now) for row in stored)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -130,7 +130,7 @@ def _audit(connection: Connection, now: float, action: str, target: str) -> None
 
 def _cells(row: Token, now: float) -> tuple[str, ...]:
     created = timestamp(row.created)[:10]
-    until = "revoked" if row.revoked else "for ever" if row.expires is None else timestamp(row.expires)[:10]
+    until = "revoked" if row.revoked else "never" if row.expires is None else timestamp(row.expires)[:10]
     if until != "revoked" and not row.is_valid(now):
         until = "expired"
     used = "never" if row.last_used is None else timestamp(row.last_used)[:16].replace("T", " ")

@@ -291,7 +291,11 @@ def startup_banner(settings: Settings, endpoints: Sequence[str]) -> Iterator[str
     """Yield the data's place, the rules, and a line for each configured endpoint."""
     place = settings.db.removeprefix("sqlite:///")
     yield f"data is kept in {'the database of --db' if '://' in place else place}"
-    yield "rules are the defaults: --rules FILE" if settings.rules is None else f"rules are those of {settings.rules}"
+    yield (
+        "rules are the defaults (--rules FILE changes them)"
+        if settings.rules is None
+        else f"rules are those of {settings.rules}"
+    )
     yield from endpoints or ("no endpoints: incidents are not sent anywhere (--webhook URL)",)
 
 

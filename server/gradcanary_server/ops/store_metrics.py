@@ -5,6 +5,7 @@ ended and are not archived, by the rules that ever fired in them; and the thousa
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -113,13 +114,14 @@ class StoreMetrics(Collector):
         waiting = len(compaction.waiting_sessions(connection, self.database.now(connection)))
         text = "Sessions with measurements that are to leave the log for tiles."
         yield GaugeMetricFamily("gradcanary_compaction_waiting_sessions", text, value=waiting)
-        size = self.database.size(connection)
-        yield GaugeMetricFamily("gradcanary_store_bytes", "What the store takes on disk.", value=size)
-        if self.database.has_one_writer:
-            size = self.database.log_size()
-            yield GaugeMetricFamily("gradcanary_store_log_bytes", "The size of SQLite's log file.", value=size)
-            text = "What is free on the disk of SQLite's file."
-            yield GaugeMetricFamily("gradcanary_store_free_bytes", text, value=self.database.free_size())
+        with suppress(OSError):  # of a disk that fails; the rest is to be seen all the more
+            size = self.database.size(connection)
+            yield GaugeMetricFamily("gradcanary_store_bytes", "What the store takes on disk.", value=size)
+            if self.database.has_one_writer:
+                size = self.database.log_size()
+                yield GaugeMetricFamily("gradcanary_store_log_bytes", "The size of SQLite's log file.", value=size)
+                text = "What is free on the disk of SQLite's file."
+                yield GaugeMetricFamily("gradcanary_store_free_bytes", text, value=self.database.free_size())
 
 
 def _crashed_runs(connection: Connection, now: float) -> Sequence[str]:

@@ -31,6 +31,9 @@ from gradcanary_server.rules.steps import Context, Detector, Loss, Losses, Sampl
 from gradcanary_server.rules.transitions import FiringSet, StepEvidence
 from gradcanary_server.rules.types import Launch, Mask, Samples, Transition
 
+TELL_AFTER_STEPS, TELL_AFTER_SAMPLES = 20, 5
+"""Of a launch: then what fired before it, and fires still, is told again. As many as decide that anything fires."""
+
 
 def evaluate(
     state: RuleState, launch: Launch, samples: Samples, rules: Rules
@@ -82,6 +85,7 @@ class Evaluator:
         self._nothing = np.zeros(len(launch.layers), np.bool_), np.full(len(launch.layers), np.nan)
         self._block_lengths = baselines.block_lengths(config.observations, batch.every)
         self._firing: FiringSet | None = None
+        self._tells_at = launch.first_step + max(TELL_AFTER_STEPS, TELL_AFTER_SAMPLES * batch.every) - 1
 
     def run(self) -> Iterator[Transition]:
         """Evaluate all steps and losses; yield the transitions."""
@@ -104,7 +108,7 @@ class Evaluator:
 
     def find_span(self, row: int) -> Span | None:
         """Return the steps from a row on that every detector may skip, None if there are none."""
-        if self._eventful[row] or self._is_active():
+        if self._eventful[row] or self._is_active() or self._tells_inherited(int(self.context.batch.steps[row])):
             return None
         span = self._longest_span(row)
         for detector in self.detectors:
@@ -131,8 +135,17 @@ class Evaluator:
         for detector in self.detectors:
             if (detector.sees_skipped or not sample.skipped) and _apply(detector.observe(step)):
                 step.has_changed = True
+        evidence = _evidence(step, self.context.config.columns)
         if step.has_changed:
-            yield from self._transitions(before, _evidence(step, self.context.config.columns))
+            yield from self._transitions(before, evidence)
+        if self._tells_inherited(sample.step) and not sample.skipped:
+            self.state.progress = replace(self.state.progress, told_inherited=True)
+            full = float(self.context.rules.collapse.resolve_after_steps)
+            yield from transitions.still_firing(self.state, evidence, full, is_comparable=sample.is_comparable)
+
+    def _tells_inherited(self, step: int) -> bool:
+        """Return True at the step at which a launch tells what it has inherited, and later ones until it has."""
+        return bool(self.context.launch.older) and step >= self._tells_at and not self.state.progress.told_inherited
 
     def _evaluate_losses(self, losses: Losses) -> Iterator[Transition]:
         """Evaluate losses, one by one only if one could fire or resolve something."""
@@ -170,6 +183,8 @@ class Evaluator:
         launch, grace = self.context.launch, self.context.rules.grace
         _, is_over = warmup.find_grace_end(self.state.progress, batch.steps[row:end], batch.lr[row:end], launch, grace)
         end = row + first_true(is_over != is_over[0])
+        if launch.older and not self.state.progress.told_inherited:
+            end = max(row + 1, min(end, int(np.searchsorted(batch.steps, self._tells_at))))
         if is_over[0] and batch.is_comparable[row]:
             columns, is_measured = self.context.config.columns, batch.is_measured[row:end]
             end = row + baselines.rows_before_close(self.state.baselines, columns, is_measured, self._block_lengths)

@@ -88,6 +88,8 @@ class Progress:
     """The last step of this launch at which a learning rate rose; -1 = none yet."""
     unmoved: Unmoved = NOTHING_UNMOVED
     scaler: Scaler = NO_SCALER
+    told_inherited: bool = False
+    """What fired as the launch began, and fires still, was told once more."""
 
 
 @dataclass

@@ -10,7 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.rules.detectors import explosion, scale_drop
-from gradcanary_server.rules.signals import CRITICAL, NOTHING, RULES, RUN_RULES, SPORADIC, WARNING
+from gradcanary_server.rules.signals import (
+    COLLAPSE,
+    CRITICAL,
+    EXPLOSION,
+    MISSED,
+    NONFINITE,
+    NONFINITE_LOSS,
+    NOTHING,
+    RULES,
+    RUN_RULES,
+    SCALE_DROP,
+    SPORADIC,
+    WARNING,
+)
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW, LR_RISE_RATIO
@@ -91,6 +104,28 @@ def diff_firing(before: FiringSet, after: FiringSet, state: RuleState, evidence:
             elif severity == NOTHING:
                 value, _ = evidence.of_layer(rule, layer)
                 yield _resolved(rule, layer, severity_before, evidence.step, "recovered", value)
+
+
+def still_firing(state: RuleState, evidence: StepEvidence, full: float, *, is_comparable: bool) -> Iterator[Transition]:
+    """Yield once more what an earlier launch left firing, and of which this one has shown no sign of recovery.
+
+    Only what is judged at each step, and only layers that were measured at this one, or had no gradient. ``full`` is
+    the score of the run without such a sign.
+    """
+    columns, rows = evidence.columns, [*(COLLAPSE if is_comparable else ()), NONFINITE, EXPLOSION]
+    scores, of_run, progress = state.scores.copy(), state.of_run.copy(), state.progress
+    for signals, layers in (
+        (rows, columns[~np.isnan(evidence.absmax)]),
+        (MISSED, columns[state.activity.idle[columns] > 0]),
+    ):
+        cells = np.ix_(np.array(signals), layers)
+        scores.firing[cells] &= scores.score[cells] < state.resolve_after[layers]
+    if progress.last_loss_step >= 0:
+        of_run.firing[NONFINITE_LOSS] &= of_run.score[NONFINITE_LOSS] < full
+    if is_comparable and of_run.score[SCALE_DROP, 0] >= full:
+        progress = replace(progress, scale_severity=NOTHING)
+    known = find_firing(replace(state, scores=scores, of_run=of_run, progress=progress))
+    return diff_firing(known, find_firing(state), state, evidence)
 
 
 def resolutions(before: FiringSet, after: FiringSet, step: int, resolution: Resolution) -> Iterator[Transition]:

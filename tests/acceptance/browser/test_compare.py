@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from support.browser import scenes
 from support.browser.plots import await_figures, drag, place, query, steps_in_sight, until
 from support.streams import Session
+from support.waiting import eventually
 
 FIGURES = ("compare-stat", "compare-loss", "compare-rate", "compare-time", "compare-memory")
 BF16, FP32 = "pair-bf16", "pair-fp32"
@@ -100,10 +101,10 @@ def test_another_run_stands_beside_a_run(shared: Any, pair: object, open_page: C
     own, other = (page.evaluate(layout, name) for name in ("heatmap", "vs-heatmap"))
     assert own["xaxis"]["range"] == other["xaxis"]["range"]
     assert other["meta"]["layers"][other["meta"]["chosen"]] == page.locator("#trend-title").inner_text()
-    assert [(name, dash) for name, _, dash in drawn(page, "trend")] == [("this run", None), ("vs", "dash")]
+    eventually(lambda: [(name, dash) for name, _, dash in drawn(page, "trend")] == [("this run", None), ("vs", "dash")])
     legend = page.locator(".panel[data-key=loss] .line .name")
     expect(legend).to_have_text(["this run", FP32])
-    assert "dash" in [dash for _, _, dash in drawn(page, "loss")]
+    eventually(lambda: "dash" in [dash for _, _, dash in drawn(page, "loss")])
 
     page.reload()
     expect(page.locator("#vs-runs")).to_have_value(FP32)
@@ -156,8 +157,8 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     ranges = (
         "Array.from(document.querySelectorAll('#compare-body .js-plotly-plot'), (plot) => '' + plot.layout.xaxis.range)"
     )
+    eventually(lambda: steps_in_sight(page, "compare-stat")[1] < STEPS / 2)
     until(page, f"new Set({ranges}).size === 1")
-    assert steps_in_sight(page, "compare-stat")[1] < STEPS / 2
     expect(page.locator("#differences .gap.far")).to_have_count(0)
     page.get_by_role("button", name="Reset zoom").click()
     expect(page.locator("#differences .gap.far").first).to_be_visible()
@@ -223,7 +224,7 @@ def test_a_run_that_goes_on_is_followed_and_others_can_be_added(
     first = page.locator(".compared-runs tbody tr").first.locator("td").nth(1)
     expect(first).to_have_text(f"0 to {STEPS + 7}")
     expect(page.locator("#differences tr.chosen button")).to_have_text(layer)
-    assert steps_in_sight(page, "compare-stat") == [19.5, 100.5]
+    eventually(lambda: steps_in_sight(page, "compare-stat") == [19.5, 100.5])
     page.get_by_label("Add a run").fill("resumed-twice")
     page.keyboard.press("Enter")
     expect(page.locator(".compared-runs tbody tr")).to_have_count(3)

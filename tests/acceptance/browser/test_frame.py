@@ -151,14 +151,20 @@ def test_a_visit_sends_the_first_questions_of_dash_before_its_scripts_and_once(
     shared: Any, open_page: Callable[..., Page]
 ) -> None:
     page = open_page(shared.url)
-    page.goto("about:blank")  # the list of runs asks again and again
-    sent: list[str] = []
-    held: list[Route] = []
-    page.on("request", lambda request: sent.append(request.url.removeprefix(shared.url).partition("?")[0]))
-    page.route("**/_dash-component-suites/**", lambda route: held.append(route))
     first = ["/_dash-layout", "/_dash-dependencies", "/_dash-update-component"]
-    with page.expect_request(f"**{first[-1]}*"):
-        page.goto(f"{shared.url}/runs/{RUN}?x=time", wait_until="commit")
+    address, held, sent = f"{shared.url}/runs/{RUN}?x=time", list[Route](), list[str]()
+
+    def note(event: dict[str, Any]) -> None:
+        if event["documentURL"] == address:  # the page before goes on asking for a moment
+            sent.append(event["request"]["url"].removeprefix(shared.url).partition("?")[0])
+
+    # From the browser itself: Playwright joins two events of a request, and tells requests in the order of the second.
+    browser = page.context.new_cdp_session(page)
+    browser.on("Network.requestWillBeSent", note)
+    browser.send("Network.enable")
+    page.route("**/_dash-component-suites/**", lambda route: held.append(route))
+    with page.expect_request(lambda request: first[-1] in request.url and request.headers.get("referer") == address):
+        page.goto(address, wait_until="commit")
     for route in held:
         route.continue_()
     page.unroute("**/_dash-component-suites/**")

@@ -12,6 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from support.browser import scenes
 from support.browser.plots import IMAGE, query
 from support.streams import Session, Stream, collapsed, healthy
+from support.waiting import eventually
 
 RUN = "woken-up"
 
@@ -162,8 +163,9 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     expect(phone.locator("#members tbody tr")).to_have_count(11)
     phone.get_by_role("button", name="value", exact=True).tap()
     expect(phone.locator("#members [aria-sort=ascending]")).to_have_text("value")
-    values = [float(text) for text in phone.locator("#members .value").all_inner_texts()]
-    assert values == sorted(values)
+    shown = phone.locator("#members .value")
+    eventually(lambda: [*map(float, shown.all_inner_texts())] == sorted(map(float, shown.all_inner_texts())))
+    values = [*map(float, shown.all_inner_texts())]
     expect(phone).to_have_url(f"{shared.url}/incidents/{found['id']}?find=ALERT%2838&by=4")
     phone.reload()
     expect(phone.locator("#members tbody tr")).to_have_count(11)

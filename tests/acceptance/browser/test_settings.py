@@ -408,7 +408,7 @@ def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
     wall.locator("summary").click()
     # While one makes up one's mind others make and use tokens: the question stays, and about this one.
     for scope in ("read", "ingest"):
-        place.made("tokens", name="newer", scope=scope)
+        place.made("tokens", name=f"newer {scope}", scope=scope)
     httpx.get(f"{place.url}/api/v1/runs", headers={"authorization": f"Bearer {secret}"}, trust_env=False)
     expect(page.locator(".listed").filter(has_text="newer")).to_have_count(2)
     expect(page.get_by_role("button", name="Revoke it")).to_have_count(1)

@@ -14,7 +14,7 @@ import pytest
 
 from gradcanary import cli
 from gradcanary_server.ops import process
-from gradcanary_server.ops.process import Listener, sign_in_hint
+from gradcanary_server.ops.process import Listener, sign_in_hint, startup_banner
 from gradcanary_server.settings import Settings
 from support import warm
 
@@ -78,6 +78,13 @@ def test_up_for_other_machines_shows_how_to_make_tokens(tmp_path):
     lines, is_hinted = said("postgresql://ada:secret@db.example/gc?sslmode=require", "https://gradients.example")
     assert lines.count("--db 'postgresql://ada@db.example/gc?sslmode=require'") == 2
     assert not is_hinted
+
+
+def test_up_says_which_rules_it_uses(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    said = [list(startup_banner(Settings(tmp_path, "sqlite:///a.db", rules=each), ())) for each in (None, rules)]
+    assert "rules are the defaults (--rules FILE changes them)" in said[0]
+    assert f"rules are those of {rules}" in said[1]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost"])

@@ -51,6 +51,14 @@ def test_incidents_are_a_table_the_worst_first(typed, troubled):
     assert [len(line) for line in said.splitlines() if len(line) > 240] == []
 
 
+def test_the_nearest_run_of_an_unknown_one_is_named(typed):
+    status, _, error = typed("incidents", "--run", "sdlx")
+    assert (status, error) == (
+        2,
+        "gradcanary: There is no run 'sdlx' here. The nearest: sdxl. 'gradcanary runs' lists all.\n",
+    )
+
+
 def test_incidents_are_chosen_by_run_state_and_time(typed):
     for words, ids in (
         (("--run", "sdxl"), [2]),

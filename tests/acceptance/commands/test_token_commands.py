@@ -130,6 +130,14 @@ def test_an_agent_gets_in_with_its_token_and_the_authority(guarded, ingest, monk
         assert bool(answer.message) == (status != 200)
 
 
+def test_the_author_of_a_change_is_the_token(typed, admin, monkeypatch):
+    monkeypatch.setenv("GRADCANARY_TOKEN", admin)
+    for author, given in (("first administrator", ()), ("ada", ("--by", "ada"))):
+        made = typed("silence", "--run", "of-the-author", "--for", "1h", *given)[1].split()[1]
+        assert f"  {author}  " in typed("silences")[1]
+        assert typed("unsilence", made)[0] == 0
+
+
 def test_every_command_says_what_to_do_without_a_token(run, typed, ingest, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("version: 1\n")
@@ -162,8 +170,9 @@ def test_commands_work_with_a_token(guarded, run, typed, admin, monkeypatch, tmp
     assert (status, "The token 'ada' has the scope read, and this takes admin." in error) == (2, True)
     assert typed("ack", "1", "--by", "ada", "--token", admin)[0] == 0
     monkeypatch.setenv("GRADCANARY_TOKEN", admin)
-    assert typed("silence", "1", "--for", "1h", "--by", "ada")[0] == 0
-    assert typed("unsilence", "1")[0] == 0
+    status, said, _ = typed("silence", "1", "--for", "1h", "--by", "ada")
+    assert status == 0
+    assert typed("unsilence", said.split()[1])[0] == 0
 
 
 def test_a_token_is_revoked_while_the_collector_runs(guarded, typed):
@@ -187,19 +196,22 @@ def test_a_token_that_no_collector_would_know_is_not_made(typed, tmp_path, monke
     """As on another machine, or as another user: a store of one's own is not the collector's."""
     folder = tmp_path / "mine"
     monkeypatch.setattr("platformdirs.user_data_path", lambda _name: folder)
-    words = ("token", "create", "--scope", "read", "--name", "ada")
-    status, said, error = typed(*words)
+    words = ("token", "create", "--scope", "read", "--name")
+    status, said, error = typed(*words, "ada")
     assert (status, said, error.count("\n"), folder.exists()) == (1, "", 1, False)
     assert f"No collector has used a store at {folder / 'gradcanary.db'}" in error
     assert "--data DIR, or its database with --db URL" in error
-    assert typed(*words, "--data", folder)[0] == 0, "there it is wanted"
-    assert typed(*words)[:2] == (1, "")
+    assert typed(*words, "ada", "--data", folder)[0] == 0, "there it is wanted"
+    assert typed(*words, "bob")[:2] == (1, "")
     collector = Collector(folder)
     collector.start()
     try:
-        assert typed(*words)[0] == 0
+        assert typed(*words, "bob")[0] == 0
         collector.stop()
-        status, secret, _ = typed(*words)
+        status, said, error = typed(*words, "bob")
+        assert (status, said) == (2, "")
+        assert "Token 2 has the name 'bob'" in error
+        status, secret, _ = typed(*words, "eve")
         assert (status, secret.startswith("gc_read_")) == (0, True), "of a collector that is stopped"
     finally:
         collector.kill()

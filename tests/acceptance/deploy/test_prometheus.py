@@ -92,7 +92,7 @@ def collector(tmp_path_factory, new_db):
 
 @pytest.fixture
 def token(collector, typed):
-    created, secret, _ = typed("token", "create", "--scope", "read", "--name", "prometheus", "--data", collector.data)
+    created, secret, _ = typed("token", "create", "--scope", "read", "--name", "tests", "--data", collector.data)
     assert created == 0
     return secret.strip()
 
@@ -132,6 +132,7 @@ def folder(collector, tmp_path):
     words = ("sh", "-e", "-c", script.replace(" DIR ", f" {collector.data} "))
     said = check(*words, cwd=copied, env={**os.environ, "PATH": path})
     assert "SUCCESS: 16 rules found" in said
+    assert (copied / "gradcanary_token").stat().st_mode & 0o077 == 0
     assert "example/" not in (copied / "rules.yml").read_text().replace("https://YOUR.FORGE/", "")
     return copied
 

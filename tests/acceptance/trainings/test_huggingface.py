@@ -48,9 +48,9 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
     "Hugging Face Trainer",
     late="short last windows, and the first one where `watch()` was given nothing",
     caveat="by `watch()` before `train()`, by `gradcanary.transformers.GradientCallback()` and by `gradcanary run`. "
-    "Loss, lr and total norm are those that it logs. The step is its own, also after "
-    "`resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes that name, under "
-    "`gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
+    "Loss, lr and total norm are those that it logs. The step is its own, counted from 0 (step 222 is its "
+    "`global_step` 223), also after `resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes "
+    "that name, under `gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
 )
 @pytest.mark.parametrize("given", ["nothing", "model", "callback", "launcher"])
 def test_the_trainer(collector: Recorded, loops: ModuleType, tmp_path: Path, given: str) -> None:
@@ -344,7 +344,7 @@ def test_a_critical_incident_stops_the_trainer_and_a_resumed_one_goes_on(
     monkeypatch.setattr("gradcanary.export.sender.QUIET_S", 0.02)
 
     def trainer_with(callback: object, **settings: object) -> object:
-        saving = {"save_strategy": "steps", "save_steps": 10**6, "logging_steps": 10**6, "max_steps": 10**5}
+        saving = {"save_strategy": "steps", "save_steps": 10**6, "logging_steps": 1, "max_steps": 10**5}
         settings = {**saving, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 1, **settings}
         return loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback], **settings)
 
@@ -370,13 +370,40 @@ def test_a_critical_incident_stops_the_trainer_and_a_resumed_one_goes_on(
     assert "stop_on: the training is to end after this step" in capsys.readouterr().err
 
     callback = callback_with()
-    waiting = loops.Waiting({stopped + 240: lambda: until(lambda: callback.watch.incidents)})
-    trainer = trainer_with(callback, max_steps=stopped + 250)
+    waiting = loops.Waiting({stopped + 40: lambda: until(lambda: callback.watch.incidents)})
+    trainer = trainer_with(callback, max_steps=stopped + 60)
     trainer.add_callback(waiting)
     trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{stopped}"))
-    assert trainer.state.global_step == stopped + 250
+    assert trainer.state.global_step == stopped + 60
+    worst = {entry["step"]: entry.get("gradcanary/worst") for entry in trainer.state.log_history if "loss" in entry}
+    assert {worst[step] for step in range(stopped + 1, stopped + 20)} == {None}
+    assert worst[stopped + 60] == 2
     assert [each.id for each in callback.watch._session.sender.open_at_end] == [incident["id"]]
     assert not callback.watch.should_stop
+
+
+@pytest.mark.parametrize(("saving", "saved"), [("steps", True), ("epoch", True), ("no", False)])
+def test_a_trainer_that_is_stopped_saves_as_it_is_set(
+    loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: str, *, saved: bool
+) -> None:
+    """After the second of three steps of an epoch."""
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.QUIET_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.02)
+    incidents: list[dict[str, object]] = [{**CRITICAL, "id": 3, "severity": "information"}]
+    with collector_that(lambda _: Says(body=reply(tuple(incidents)))) as scripted:
+        callback = loops.GradientCallback(url=scripted.url, run="saves", stop_on="critical")
+
+        def wait() -> None:
+            until(lambda: callback.watch.incidents)
+            incidents[:] = [CRITICAL]
+            until(lambda: callback.watch.should_stop)
+
+        settings = {"save_strategy": saving, "save_steps": 10**6, "callbacks": [loops.Waiting({1: wait}), callback]}
+        trainer = loops.trainer_of(loops.llama(), tmp_path, **settings)
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists() is saved
 
 
 def test_the_callback_leaves_a_watch_of_the_script_open(collector: Recorded, loops: ModuleType, tmp_path: Path) -> None:

@@ -214,6 +214,19 @@ def test_the_callback_refuses_wrong_settings_at_once(
         loops.GradientMonitor(**settings)
 
 
+def test_an_error_in_the_callback_ends_no_fit(
+    loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A setting that became wrong after the callback was made."""
+    monitor = loops.GradientMonitor(url="http://127.0.0.1:9", run="faulty")
+    monkeypatch.setenv("GRADCANARY_EVERY", "7")
+    module, trainer = loops.Module(), loops.trainer_of(tmp_path, monitor)
+    trainer.fit(module)
+    assert len(module.losses) == EPOCHS * BATCHES
+    assert monitor.watch is None
+    assert "GradientMonitor.on_train_start failed" in caplog.text
+
+
 def test_float32_accumulators(loops: ModuleType, tmp_path: Path) -> None:
     """Of a window all passes but the last come in closures of no step, the last one in that of the step."""
     module, handed = loops.Module(), []

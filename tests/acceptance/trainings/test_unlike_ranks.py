@@ -104,7 +104,8 @@ def test_what_a_killed_rank_had_sent_is_kept(collector: Collector, start: Start,
     ranks[1].send_signal(signal.SIGKILL)
     said_by(ranks[1])
     assert ranks[1].wait(60) == -signal.SIGKILL
-    sent = acknowledged(collector)
+    sent = acknowledged(collector, rank=1)
+    until(lambda: acknowledged(collector, rank=0) >= sent)
     (tmp_path / "done").touch()
     finished(ranks[:1])
     shown = measured(collector, "killed", "extra.weight")
@@ -126,7 +127,7 @@ def waiting(collector: Collector) -> list[int]:
     return [step for first, last in rows for step in range(first, last + 1)]
 
 
-def acknowledged(collector: Collector) -> int:
-    """The last step that the collector has acknowledged to rank 1."""
-    (found,) = (each for each in run_of(collector, "killed")["sessions"] if each["rank"] == 1)
+def acknowledged(collector: Collector, rank: int) -> int:
+    """The last step that the collector has acknowledged to a rank."""
+    (found,) = (each for each in run_of(collector, "killed")["sessions"] if each["rank"] == rank)
     return int(found["last_step"])

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,3 +195,65 @@ def test_an_acknowledgement_lets_the_training_go_on(
         training.steps(30)
         until(lambda: watch.incidents)
         assert (watch.incidents[0].silenced, watch.should_stop) == (True, False)
+
+
+class Adapters(torch.nn.Module):
+    """Six LoRA pairs in a row, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [{"lora_A": torch.nn.Linear(16, 4), "lora_B": torch.nn.Linear(4, 16)} for _ in range(6)]
+        self.blocks = torch.nn.ModuleList(map(torch.nn.ModuleDict, pairs))
+        self.head = torch.nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.blocks:
+            x = x + pair["lora_B"](pair["lora_A"](x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_lora_partner_is_blamed_if_it_shrank_and_a_resumed_fault_is_open_again_soon(
+    module_collector: Collector, *, shrinks: bool
+) -> None:
+    torch.manual_seed(0)
+    run, model, step = f"partner-{shrinks}", Adapters(), 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    lora_a, lora_b = (model.blocks[2][f"lora_{half}"].weight for half in "AB")
+    lora_a.register_hook(lambda gradient: gradient if shrinks or step < 150 else gradient * 1e-7)
+
+    def train(until: int) -> None:
+        nonlocal step
+        with gradcanary.watch(model, optimizer, url=module_collector.url, run=run, every=1, step=step):
+            for each in range(step, until):
+                step = each
+                x = torch.randn(32, 16)
+                model(x).sub(x.sum(1, keepdim=True).sin()).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if shrinks and step >= 150:
+                    with torch.no_grad():
+                        lora_b.mul_(0.5)
+        step = until
+
+    def told() -> dict[str, Any]:
+        [found] = module_collector.get("/api/v1/incidents", run=run, rule="collapse").json()["incidents"]
+        return module_collector.get(f"/api/v1/incidents/{found['id']}").json()
+
+    train(260)
+    first = told()
+    cause, explanation = first["likely_cause"], first["explanation"]
+    assert (first["state"], first["reopened"]) == ("ended", 0)
+    if shrinks:
+        assert cause["code"] == "lora_partner"
+        assert cause["evidence"][1].startswith("the weights of 1 of 1 measured partners shrank: the norm of blocks.2")
+    else:
+        assert cause["code"] == "lora_own"
+        assert cause["evidence"][1].startswith(
+            "its partner's weights did not shrink: the norm of blocks.2.lora_B.weight"
+        )
+        assert cause["evidence"][2] == "no setting of a parameter group had changed: lr 0.001, weight_decay 0.01"
+        assert "every parameter group" not in explanation["do_first"]
+    train(300)
+    again = told()
+    assert (again["id"], again["reopened"]) == (first["id"], 1)

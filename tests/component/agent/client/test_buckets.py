@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from gradcanary.client.buckets import Buckets, Envelope, Page, decode, read_finest
+from gradcanary.client.buckets import Buckets, Envelope, Page, read_finest
+from gradcanary.export.tables import decode
 from gradcanary_server.api import charts
 from gradcanary_server.api.http import encode_array
 from gradcanary_server.rules.config import Rules

@@ -1,5 +1,6 @@
 """``gradcanary.Client`` against a real collector: results are what was ingested, errors say what to do."""
 
+import getpass
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -145,6 +147,7 @@ def test_metrics_are_points_at_their_steps(module_collector, client, run):
     loss = run.metrics("loss")["loss"]
     assert loss.buckets.steps.tolist() == list(range(STEPS))
     np.testing.assert_array_equal(loss.to_numpy(), streams.falling_loss(STEPS))
+    np.testing.assert_array_equal(run.metrics("loss").to_numpy(), streams.falling_loss(STEPS)[:, None])
     stream = streams.Stream(streams.healthy(1, 1))
     steps = tuple(range(0, 40_000, 997))
     first = stream.batch(0, 1)
@@ -177,6 +180,21 @@ def test_metrics_are_points_at_their_steps(module_collector, client, run):
         client.run("scores").metrics("los")
 
 
+def test_metrics_of_one_title_stay_apart(module_collector, client):
+    """Titles are not unique: tags have commas, and CSV has an apostrophe before a formula."""
+    keys = [("x", (("a", "1, b=2"),)), ("x", (("a", "1"), ("b", "2"))), ("=x", ()), ("'=x", ())]
+    logged = tuple(
+        wire.Metric(name, tags, (value,), wire.column("d", [value])) for value, (name, tags) in enumerate(keys)
+    )
+    stream = streams.Stream(streams.healthy(1, 1))
+    session = streams.Session(module_collector.url, run="titles")
+    session.put_hello(stream.hello())
+    session.post_batch(0, wire.dump(replace(stream.batch(0, 1), metrics=logged))).raise_for_status()
+    for found in (client.run("titles").metrics(), client.run("titles").metrics(points=10)):
+        values = {(line.name, tuple(sorted(line.tags.items()))): line.values.mean.tolist() for line in found}
+        assert values == {key: [value] for value, key in enumerate(keys)}
+
+
 def test_states_of_cells_stay_apart(run, absmax):
     heatmap = run.heatmap("absmax", columns=400, start=0, end=399)
     states, values = heatmap.states(), heatmap.to_numpy()
@@ -203,6 +221,7 @@ def test_lists_come_whole(module_collector, client):
     assert sorted(run.name for run in found) == names
     assert len(client.runs(text="many-", limit=3)) == 3
     assert len(client.runs(text="many-", limit=203)) == 203
+    assert found.to_numpy()["name"].tolist() == [run.name for run in found]
     assert found.to_pandas()["name"].tolist() == found.to_polars()["name"].to_list() == [run.name for run in found]
     with pytest.raises(NotFoundError, match=r"no run 'mny-007' here\. The nearest: many-\d+, "):
         client.run("mny-007")
@@ -238,6 +257,27 @@ def test_an_incident_is_acknowledged_and_silenced(module_collector, client):
         client.silence("sick", until=datetime(2030, 1, 1))  # noqa: DTZ001 -- the mistake
 
 
+def test_results_are_short_in_a_notebook(client, run):
+    assert repr(run.series()) == "Series(absmax of long, 4 parameters, 6,000 buckets of steps 0 to 5,999)"
+    assert repr(run.series(layers=[])) == "Series(absmax of long, 0 parameters, 0 buckets)"
+    assert repr(run.series()[0]) == f"Line({NAMES[0]}, 6,000 buckets of steps 0 to 5,999)"
+    assert repr(run.heatmap(columns=100)) == "Heatmap(min absmax of long, 4 rows, 94 buckets of steps 0 to 6,015)"
+    assert repr(run.metrics()) == "Metrics(long: loss, lr0)"
+    head, first, *rows = repr(run.layers()).splitlines()
+    assert head.split() == ["number", "name", "shape", "step", "state", "absmax", "norm"]
+    assert first.split()[:2] == ["0", NAMES[0]]
+    assert len(rows) == 3
+    assert repr(client.runs(text="long")).startswith("name  state  step  loss  last_seen")
+    assert repr(client.incidents(run="long", severity="critical")[:0]) == "no Incident"
+    assert {error.__module__ for error in (AccessError, CollectorError, NotFoundError)} == {"gradcanary.client"}
+
+
+def test_where_no_token_is_needed_the_user_is_the_author(module_collector):
+    for token in (None, "gc_admin_of_another_collector"):
+        silence = gradcanary.Client(module_collector.url, token).silence("x", duration=timedelta(hours=1))
+        assert silence.by == getpass.getuser()
+
+
 def test_errors_say_what_to_do(client, run, monkeypatch):
     with pytest.raises(UnreachableError, match=r"does not answer .*'gradcanary up'.* Client\(url=\) or GRADCANARY_URL"):
         gradcanary.Client("http://127.0.0.1:9").runs()
@@ -247,28 +287,93 @@ def test_errors_say_what_to_do(client, run, monkeypatch):
         gradcanary.Client("ftp://x")
     with pytest.raises(NotFoundError, match=r"no run 'lonk' here\. The nearest: long"):
         client.run("lonk")
+    with pytest.raises(NotFoundError, match=r"no run 'lonk' here\. The nearest: long\. Client\.runs\(\) lists all\."):
+        client.incidents(run="lonk")
     with pytest.raises(NotFoundError, match=r"There is no run 'a/b' here"):
         client.run("a/b")
     with pytest.raises(NotFoundError, match=r"is 'lora_C', .*; the nearest: blocks"):
         run.series(layers="lora_C")
     with pytest.raises(NotFoundError, match="no parameter of this run is 9"):
         run.series(layers=[0, 9])
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a regular expression"):
         run.series(layers="lora_(")
-    with pytest.raises(CollectorError, match="Input should be 'absmax', 'norm'"):
-        run.series("gradient")
+    with pytest.raises(NotFoundError, match=r"^There is no /api/v1/rulez here\.$"):
+        client.fetch(dict, "/rulez")
+    for wrong, message in (
+        (lambda: run.series("gradient"), r"^stat= should be 'absmax', 'norm'.*, not 'gradient'$"),
+        (lambda: run.series(start=-5), "^start= should be greater than or equal to 0, not '-5'$"),
+        (lambda: run.metrics(end=-5), "^end= should be greater than or equal to 0, not '-5'$"),
+        (lambda: run.series(points=0), "^points= should be greater than or equal to 1, not '0'$"),
+        (lambda: run.metrics(points=0), "^points= should be greater than or equal to 1, not '0'$"),
+        (lambda: run.heatmap(value="minn"), "^value= should be 'min', 'mean' or 'max', not 'minn'$"),
+        (lambda: run.heatmap(columns=100_000), "^columns= should be less than or equal to 5000, not '100000'$"),
+        (lambda: client.incidents(state="closed"), "^state= should be 'open', 'resolved' or 'ended', not 'closed'$"),
+        (lambda: client.silence("long", duration=timedelta(hours=1), rule="colapse"), "^rule= should be "),
+    ):
+        with pytest.raises(CollectorError, match=message):
+            wrong()
+    with pytest.raises(TypeError, match=r"duration=8 is not a timedelta: give timedelta\(hours=8\), for example"):
+        client.silence("long", duration=8)
 
 
 def test_a_token_is_asked_for(tmp_path):
     guarded = Collector(tmp_path, ("--auth",)).start()
     try:
         for token in (None, "gc_read_wrong"):
-            with pytest.raises(AccessError, match=r"Give a token with Client\(token=\) or GRADCANARY_TOKEN"):
+            with pytest.raises(
+                AccessError,
+                match=r"Give a token with Client\(token=\) or GRADCANARY_TOKEN\. .* --scope read .*--scope admin",
+            ):
                 gradcanary.Client(guarded.url, token).runs()
         admin = next(word for line in guarded.output for word in line.split() if word.startswith("gc_admin_"))
-        assert not gradcanary.Client(guarded.url, admin).runs()
+        client = gradcanary.Client(guarded.url, admin)
+        assert not client.runs()
+        author = client.silence("x", duration=timedelta(hours=1)).by
+        assert author == next(each["name"] for each in client.fetch(lambda found: found["tokens"], "/tokens"))
+        assert author != getpass.getuser()
+        assert client.silence("x", duration=timedelta(hours=1), by="ada").by == "ada"
     finally:
         guarded.kill()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Passes the answers of a collector on, and one for points that is not what it should be."""
+
+    collector, points = "", (b"", 0)
+
+    def do_GET(self):
+        body, size = self.points
+        if "/points" not in self.path:
+            body = httpx.get(f"{self.collector}{self.path}").content
+            size = len(body)
+        self.send_response(200)
+        self.send_header("content-length", str(size))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "reason"),
+    [
+        ((b"", 0), CollectorError, "was cut off"),
+        ((b"{", 100), CollectorError, "was cut off"),
+        ((b"step,time,loss\n", 15), VersionError, r"not understood \(JSONDecodeError.*, as here\."),
+        ((b'{"columns": []}\n', 16), VersionError, r"not understood \(KeyError"),
+    ],
+)
+def test_metrics_that_do_not_arrive_are_an_error(module_collector, run, monkeypatch, points, error, reason):
+    monkeypatch.setattr(Proxy, "collector", module_collector.url)
+    monkeypatch.setattr(Proxy, "points", points)
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = gradcanary.Client(f"http://127.0.0.1:{server.server_port}").run("long")
+        with pytest.raises(CollectorError, match=reason) as caught:
+            found.metrics("loss")
+        server.shutdown()
+    assert type(caught.value) is error
 
 
 class Older(BaseHTTPRequestHandler):

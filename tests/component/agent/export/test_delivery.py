@@ -382,11 +382,32 @@ def test_an_incident_sets_a_flag_to_poll(monkeypatch):
     assert watch.stop_reason == ("collapse (critical, #8): 2 of 4 parameters fell Do first: Lower the rate. http://x/1")
 
 
-def test_nothing_should_stop_while_the_collector_is_down():
+def test_nothing_should_stop_if_the_collector_was_never_reached():
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url="http://127.0.0.1:9", stop_on="warning") as watch:
         training.steps(5)
+        until(lambda: watch._session.sender.is_reachable is False)
         assert (watch.should_stop, watch.stop_reason) == (False, None)
+
+
+def test_a_stop_that_was_asked_for_remains_while_the_collector_is_down(monkeypatch):
+    """A loop may look at the flag later than the collector goes away."""
+    monkeypatch.setattr("gradcanary.export.sender.QUIET_S", 0.02)
+    answers = [Says(body=reply())]
+    with collector_that(lambda _: answers[-1]) as collector:
+        training = Training()
+        watch = gradcanary.watch(training.model, training.optimizer, url=collector.url, stop_on="critical")
+        training.steps(2)
+        until(lambda: collector.of("batches"))
+        answers.append(Says(body=reply((brief(7, "critical"),))))
+        training.steps(2)
+        until(lambda: watch.should_stop)
+        answers.append(Says(503))
+        training.steps(2)
+        until(lambda: watch._session.sender.is_reachable is False)
+        assert watch.should_stop
+        assert watch.stop_reason.startswith("collapse (critical, #7)")
+        watch.close(timeout_s=0.1)
 
 
 def test_alert_callback_may_close_the_watch():

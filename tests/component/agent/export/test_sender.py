@@ -11,7 +11,7 @@ import pytest
 
 import gradcanary
 from gradcanary.export.spool import Progress, Spool
-from support.agent.scripted import Says, Scripted, Told, Training, collector_that, refusal, until
+from support.agent.scripted import Says, Scripted, Told, Training, collector_that, once, refusal, until
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +176,17 @@ def test_a_process_that_ends_alone_leaves_everything_and_says_where(spool_folder
         assert left.ending == b'{"state":"finished","last_step":19,"error":null}'
     said = capsys.readouterr().err
     assert f"20 sampled steps and the end are kept: gradcanary sync {path}\n" in said
+
+
+def test_the_end_names_a_refused_token_as_the_reason(spool_folder, capsys):
+    with collector_that(once("hello", Says(401, refusal("x", "Revoked.")), times=99)) as collector:
+        training = Training()
+        with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="barred"):
+            training.steps(20)
+    (path,) = spools(spool_folder)
+    last = capsys.readouterr().err.splitlines()[-1]
+    kept = f"20 sampled steps and the end are kept: gradcanary sync {path}"
+    assert last.endswith(f"the collector refuses the token; {kept}")
 
 
 def test_the_end_alone_is_kept_too(spool_folder, capsys):

@@ -41,16 +41,16 @@ def train(
 
     def run(rank: int) -> int | None:
         time.sleep(late * rank)
-        party = None if rank in without else Agreement(store, rank, RANKS, 1, guards[rank])
+        own = None if rank in without else Agreement(store, rank, RANKS, 1, guards[rank])
         stopped = None
         for step in range(1, STEPS + 1):
             ranks.end_step(rank)
             # Only rank 0 counts: the others get their answers from the collector at other times.
-            if party is not None and party.poll(wants=step >= wants_from if rank == 0 else step > 3):
+            if own is not None and own.poll(wants=step >= wants_from if rank == 0 else step > 3):
                 stopped = step
                 break
-        if party is not None:
-            party.close()
+        if own is not None:
+            own.close()
         ranks.leave(rank)
         return stopped
 
@@ -84,7 +84,7 @@ def test_nobody_stops_if_a_rank_takes_no_part(without: tuple[int, ...]) -> None:
     assert said[0] == ([] if 0 in without else [agreement.INCOMPLETE])
 
 
-def test_a_word_to_stop_stays_until_all_have_read_it() -> None:
+def test_a_decision_to_stop_stays_until_all_have_read_it() -> None:
     """Rank 0 may have ended, and begun the next training, before another rank reads it."""
     store, guard = HashStore(), Guard()
     first, second = (Agreement(store, rank, 2, 1, guard) for rank in range(2))

@@ -1,6 +1,8 @@
 """What looks after a collector reads: /readyz, and /metrics as Prometheus understands them."""
 
+import errno
 import resource
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +49,17 @@ def test_healthz_is_answered_while_all_threads_wait(served):
                 served.portal.call(threads.release_on_behalf_of, served)
     finally:
         threads.total_tokens = many
+
+
+def test_metrics_are_there_while_the_disk_is_not(served, monkeypatch):
+    def fail(_folder):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(shutil, "disk_usage", fail)
+    found = samples(served)
+    assert found["gradcanary_database_up",] == 1
+    assert found["gradcanary_store_bytes",] > 100_000
+    assert ("gradcanary_store_free_bytes",) not in found
 
 
 def test_metrics_of_runs_and_rules(served):

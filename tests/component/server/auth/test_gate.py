@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import uuid
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -60,9 +61,10 @@ def admin(app):
 
 @pytest.fixture
 def made(app, admin):
-    """Make a token by the API and return the header that holds it."""
+    """Make a token by the API and return the header that holds it; its name, if none is given, is new."""
 
-    def make(scope, name="ada", days=None):
+    def make(scope, name=None, days=None):
+        name = name or f"{scope} {uuid.uuid4()}"
         answer = app.post("/api/v1/tokens", json={"name": name, "scope": scope, "days": days}, headers=admin)
         assert answer.status_code == 201
         return {"authorization": f"Bearer {answer.json()['secret']}"}
@@ -186,7 +188,7 @@ def test_each_route_lets_in_whom_it_is_for(app, admin, made):
 
 
 def test_signed_in_users_are_named_by_their_token(app, made):
-    ada = made("admin")
+    ada = made("admin", "ada")
     for said, by in (({}, "ada"), ({"by": None}, "ada"), ({"by": "grace"}, "grace")):
         answer = app.post("/api/v1/silences", json={"run": "lora", "until": TOMORROW, **said}, headers=ada)
         assert (answer.status_code, answer.json()["by"]) == (201, by)
@@ -206,6 +208,10 @@ def test_tokens_over_http(app, admin, made):
     assert code(app.get("/api/v1/runs", headers=mine)) == (401, "unauthorized")
     assert code(app.delete(f"/api/v1/tokens/{found['id']}", headers=admin)) == (404, "unknown_token")
     assert code(app.delete("/api/v1/tokens/99999999999999999999", headers=admin)) == (422, "invalid")
+    made("read", "wall twice")
+    twin = app.post("/api/v1/tokens", json={"name": "wall twice", "scope": "admin"}, headers=admin)
+    assert code(twin) == (409, "conflict")
+    assert "choose another one, or revoke that token before ('gradcanary token revoke " in twin.text
     for wish in (
         {"name": "", "scope": "read"},
         {"name": "a", "scope": "all"},
@@ -371,7 +377,8 @@ def test_a_page_of_a_stranger_changes_nothing(app, admin):
         assert app.post("/sign-in", data={"token": token}, headers=strange).status_code == 403
         assert app.post("/sign-out", headers=strange).status_code == 403
     assert app.post("/api/v1/tokens", json=made, headers=OURS).status_code == 201
-    assert app.post("/api/v1/tokens", json=made, headers={"sec-fetch-site": "same-origin"}).status_code == 201
+    other = {**made, "name": "y"}
+    assert app.post("/api/v1/tokens", json=other, headers={"sec-fetch-site": "same-origin"}).status_code == 201
     assert app.post("/api/v1/tokens", content=json.dumps(made), headers=OURS).status_code == 415
 
 

@@ -56,7 +56,7 @@ def test_a_token_is_told_once_and_not_kept(archive, make):
     made, secret = make("ingest", "laptop")
     assert secret.startswith("gc_ingest_")
     assert len(secret) >= len("gc_ingest_") + 43
-    assert make("ingest", "laptop")[1] != secret
+    assert make("ingest", "desktop")[1] != secret
     with archive.database.read() as connection:
         for table in metadata.tables:
             rows = connection.execute(text(f'SELECT * FROM "{table}"')).all()
@@ -233,10 +233,18 @@ def test_invalid_tokens_are_refused(archive, make, name, scope, days):
 
 def test_number_of_tokens_is_limited(make, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_TOKENS", 2)
-    make()
-    make()
+    make(name="ada")
+    make(name="bob")
     with pytest.raises(RequestError, match="revoke some"):
-        make()
+        make(name="eve")
+
+
+def test_no_two_valid_tokens_have_one_name(archive, make):
+    made, _ = make("read", "ada")
+    with pytest.raises(RequestError, match=rf"Token {made.id} has the name 'ada'.*gradcanary token revoke {made.id}"):
+        make("admin", "ada")
+    revoke(archive, made.id)
+    make("admin", "ada")
 
 
 def test_the_first_ones_are_made_once(archive):
@@ -251,6 +259,8 @@ def test_the_first_ones_are_made_once(archive):
         assert told == [f"{each.id} {each.name} ({each.scope})" for each in reversed(made)]
         tokens.revoke_token(connection, tokens.all_tokens(connection)[0].id, now)
         assert set(tokens.ensure_first(connection, now)) == {"admin", "ingest"}
+        names = [each.name for each in tokens.all_tokens(connection)]
+        assert names == ["first administrator", "agents", "first administrator", "agents 2"]
 
 
 def test_ended_tokens_are_listed_for_a_month(archive, make):
@@ -291,6 +301,7 @@ def test_token_commands(archive, ring):
     commands.list_tokens(archive.url, said.append)
     assert len(said) == 2
     assert "ada's laptop" in said[1]
+    assert said[0].endswith("EXPIRES")
     assert secret not in str(said)
     number = ring.load(secret).token_id
     commands.revoke_token(archive.url, number, said.append)
@@ -339,3 +350,4 @@ def test_the_first_token_makes_the_store(empty_url):
     assert "is new; of a collector that runs elsewhere, name" in said[0]
     commands.list_tokens(empty_url, said.append)
     assert "ada" in said[-1]
+    assert said[-1].endswith("never")

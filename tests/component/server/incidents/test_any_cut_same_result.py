@@ -116,20 +116,20 @@ def test_the_same_incidents_however_a_stream_is_cut_repeated_and_restarted(colle
     assert collector.told(cut) == before
 
 
-@pytest.mark.parametrize("recovers", [199, 200, 201, 230])
+@pytest.mark.parametrize("recovers", [18, 19, 20, 21, 100])
 def test_a_resumed_run_that_recovers_late_reopens_or_not_however_it_is_cut(collector, recovers):
-    """What fires still when a launch is 200 steps old opens again: seen from one batch as from many."""
+    """What a launch of 20 steps has shown no sign of recovery of opens again: seen from one batch as from many."""
     of, absmax = launch(lora(LAYERS // 2)), healthy(360, LAYERS)
     absmax[40:, 1] *= 1e-4
-    absmax[60 + recovers - 12 + 1 :, 1] *= 1e4
+    absmax[60 + recovers :, 1] *= 1e4
     ends = Trace(absmax[:60]), Trace(absmax[60:], first=60)
     life = [
         (replace(of, number=number, first_step=trace.first), trace, end)
         for number, trace, end in zip((1, 2), ends, ("finished", None), strict=True)
     ]
     found = []
-    for name, cuts in {"whole": (), "cut": (100, 199, 200, 201, 205, 230), "fine": tuple(range(190, 216))}.items():
+    for name, cuts in {"whole": (), "cut": (10, 19, 20, 21, 25, 100), "fine": tuple(range(10, 36))}.items():
         send(collector, f"{recovers}-{name}", life, ((), cuts))
         found.append(collector.told(f"{recovers}-{name}"))
     assert found[0] == found[1] == found[2]
-    assert [row["reopened"] for row in found[0][0]] == [int(recovers > 200)]
+    assert [row["reopened"] for row in found[0][0]] == [int(recovers >= 20)]

@@ -1,12 +1,12 @@
 """What the replies to an agent say of open incidents: their words, acknowledgements and silences."""
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import event, insert, select, update
 
 from gradcanary_server.incidents import silences
-from gradcanary_server.incidents.briefs import Briefs, has_open
+from gradcanary_server.incidents.briefs import MAX_ADVISED, Briefs, has_open
 from gradcanary_server.incidents.silences import Silence
-from gradcanary_server.storage.schema import incident
+from gradcanary_server.storage.schema import incident, incident_layer
 from support.server.transitions import fired, resolved
 
 URL = "http://here"
@@ -42,6 +42,33 @@ def test_texts_are_composed_once_for_each_change(store):
     assert len([each for each in statements if "clock" not in each]) == 2, "incidents and silences"
     store.record(fired(2))
     assert brief_of(store, briefs).summary.startswith("2 of 300 parameters")
+
+
+def open_copies(store, numbers):
+    """Open warnings beside incident 1, each with its members."""
+    with store.database.write() as connection:
+        for table in (incident, incident_layer):
+            rows = connection.execute(select(table).where(table.c.incident_id == 1)).mappings().all()
+            copies = [{**row, "incident_id": number, "severity": "warning"} for row in rows for number in numbers]
+            connection.execute(insert(table), copies)
+
+
+def test_the_work_of_a_change_does_not_grow_with_the_open_incidents(store):
+    briefs, statements, counts = Briefs(URL), [], []
+    store.record(fired(0))
+    event.listen(store.database._engine, "before_cursor_execute", lambda *found: statements.append(found[2]))
+    for numbers in (range(100, 120), range(120, 180)):
+        open_copies(store, numbers)
+        for _ in ("they opened", "one changed"):
+            statements.clear()
+            with store.database.write() as connection:
+                connection.execute(update(incident).where(incident.c.incident_id == 1).values(revision=7 + len(counts)))
+            with store.database.read() as connection:
+                found = briefs.read(connection, 1, 0.0)
+            counts.append(len(statements))
+    assert counts[1] == counts[3]
+    assert [each.id for each in found if each.do_first] == [1, *range(181 - MAX_ADVISED, 180)]
+    assert all(each.summary.startswith("1 of 300 parameters") for each in found)
 
 
 def test_an_acknowledgement_is_read_each_time(store):

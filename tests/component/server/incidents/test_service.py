@@ -14,6 +14,7 @@ from gradcanary_server.app import create_app
 from gradcanary_server.incidents import detail, name_patterns, repository, service, text
 from gradcanary_server.incidents.briefs import Briefs
 from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.types import Jump
 from gradcanary_server.settings import Settings
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import incident, incident_layer, launch, next_number
@@ -213,6 +214,18 @@ def test_incident_opens_again_after_a_day_between_launches(store):
     store.record(fired(4, step=950), launch_no=2, reached=950, shift_s=86_400)
     [row] = store.rows(select(incident))
     assert (row["state"], row["reopened"], row["firing"], row["ever_firing"]) == ("open", 1, 3, 3)
+
+
+def test_a_layer_that_is_told_again_opens_the_incident_of_an_earlier_launch_with_what_was_known_of_it(store):
+    jump = Jump(330, 0, 1e-3, 1e-1)
+    store.record(fired(0, jumps=(jump,)), fired(2))
+    store.close_run(step=1000)
+    resume(store)
+    store.record(fired(0, step=919), fired(2, step=919), launch_no=2, reached=919)
+    [row] = store.rows(select(incident))
+    assert (row["state"], row["reopened"], row["launch_no"], row["firing"], row["ever_firing"]) == ("open", 1, 2, 2, 2)
+    with store.database.read() as connection:
+        assert repository.latest_incident(connection, 1, "collapse").incident.lr_jumps == (jump,)
 
 
 def test_the_runs_list_speaks_of_the_worst(store):

@@ -5,13 +5,17 @@ import json
 import numpy as np
 import pytest
 from sqlalchemy import insert, select
+from starlette.testclient import TestClient
 
 from gradcanary import wire
+from gradcanary_dashboard.app import mount
+from gradcanary_server.app import create_app
 from gradcanary_server.incidents import service
 from gradcanary_server.mcp import tools
+from gradcanary_server.settings import Settings
 from gradcanary_server.storage.schema import incident, incident_layer, run
 from support import wide_runs
-from support.server.mcp_calls import call
+from support.server.mcp_calls import call, post
 from support.server.transitions import fired
 from support.streams import Session, Stream, collapsed, falling_loss
 
@@ -35,6 +39,9 @@ def runs(served, tokens):
         Session("", run=name, client=served).send(stream, settings=settings)
     names = tuple(f"{ORDER} {'x' * 380} {number}" for number in range(LAYERS))
     Session("", run="hostile", client=served).send(Stream(collapsed(AT + 30, LAYERS, FALLEN, AT), names=names))
+    ended = Session("", run="yesterday", client=served)
+    ended.send(Stream(collapsed(AT + 30, LAYERS, FALLEN, AT)))
+    assert ended.end(last_step=AT + 29).status_code == 200
     bad = collapsed(20, 4, (), 10)
     bad[15:, 1] = np.inf
     Session("", run="early", client=served).send(Stream(bad, loss=falling_loss(20)))
@@ -113,6 +120,25 @@ def test_runs_and_incidents_are_listed_in_pages(read):
     assert read("show_incident", incident=only["incident"], parameters_from=2)["affected"][0]["name"] == FALLEN_NAMES[2]
 
 
+def test_a_run_that_ended_with_an_incident_is_not_listed_as_one_without(read):
+    assert read("list_incidents", run="well") == {"incidents": [], "after": None, "note": ""}
+    found = read("list_incidents", run="yesterday")
+    assert found["incidents"] == []
+    assert found["note"].endswith("the run ended with incidents: list_incidents(run, state='ended').")
+    ended = read("list_incidents", run="yesterday", state="ended")
+    assert ([each["rule"] for each in ended["incidents"]], ended["note"]) == (["collapse"], "")
+
+
+def test_without_tokens_a_change_has_the_name_that_was_given(tmp_path):
+    app = create_app(Settings(tmp_path, f"sqlite:///{tmp_path / 'gradcanary.db'}"))
+    mount(app, "http://127.0.0.1:9")
+    with TestClient(app, "http://127.0.0.1:8787") as client:
+        assert "Ask the user for a name" in call(client, "silence_notifications", run="sick", hours=8)
+        made = call(client, "silence_notifications", run="sick", hours=8, by="eve")
+        (silence,) = client.get("/api/v1/silences").json()["silences"]
+    assert (silence["id"], silence["by"]) == (made["silence"], "eve")
+
+
 def test_the_worst_parameters_come_first_and_all_are_counted(read):
     found = read("worst_parameters", run="sick", limit=4)
     assert {each["parameter"] for each in found["worst"][:3]} == set(FALLEN_NAMES)
@@ -120,8 +146,12 @@ def test_the_worst_parameters_come_first_and_all_are_counted(read):
     assert found["worst"][0]["history"][-1] < 1e-5 < found["worst"][0]["history"][0]
     assert found["worst"][3]["rules"] == {}
     assert found["left_out"] == LAYERS - 4
-    assert sum(found["last_values"].values()) == LAYERS
-    assert sum(count for decade, count in found["last_values"].items() if float(decade) < 1e-5) == 3
+    assert sum(found["last_bucket"].values()) == LAYERS
+    assert sum(count for decade, count in found["last_bucket"].items() if float(decade) < 1e-5) == 3
+    assert found["threshold"] == 1e-4
+    assert found["worst"][3]["baseline"] > 0
+    other = read("worst_parameters", run="sick", stat="norm", limit=1)
+    assert (other["threshold"], other["worst"][0]["baseline"]) == (None, None), "these are of absmax"
     assert len(read("worst_parameters", run="sick", match="lora_B")["worst"]) == LAYERS // 2
     assert read("worst_parameters", run="early", limit=1)["worst"][0]["history"][-1] == "not_finite"
 
@@ -159,7 +189,7 @@ def test_changes_need_the_scope_admin_and_are_audited(runs, read, tokens):
     assert "takes admin" in read("end_silence", silence=1)
     assert read("show_incident", incident=number)["acked"] is None
 
-    acked = call(runs, "ack_incident", tokens["admin"], incident=number, note="restarting")["acked"]
+    acked = call(runs, "ack_incident", tokens["admin"], incident=number, note="restarting", by="eve")["acked"]
     assert (acked["by"], acked["note"]) == ("first administrator", "restarting")
     made = call(runs, "silence_notifications", tokens["admin"], run="sick", hours=8, rule="collapse", match="lora_A")
     assert (made["run"], made["rule"], made["match"], made["hides"]) == ("sick", "collapse", "lora_A", [number])
@@ -191,6 +221,12 @@ def test_changes_need_the_scope_admin_and_are_audited(runs, read, tokens):
             "This run has none of these metrics. It has: loss, lr0.",
         ),
         ("explain", {"name": "nothing"}, "There is no such page. There are: accumulator_dtypes,"),
+        (
+            "explain",
+            {"name": "silent"},
+            "There is no such page about the rule silent: show_incident has its cause and fix. There are: ",
+        ),
+        ("silence_notifications", {"run": "sick", "hours": 1, "rule": "colapse"}, "rule: Input should be 'collapse',"),
         ("delete_run", {"run": "sick"}, "There is no such tool. There are: why_is_run_sick,"),
     ],
 )
@@ -231,5 +267,6 @@ def test_names_of_others_are_data_and_never_in_a_description(runs, read, tokens)
     for tool in ("list_incidents", "worst_parameters", "compare_runs"):
         more = {"other": "sick"} if tool == "compare_runs" else {}
         assert len(json.dumps(read(tool, run="hostile", **more))) <= MOST
-    listed = json.dumps([each.function.__doc__ for each in tools.TOOLS]) + tools.INSTRUCTIONS
+    listed = post(runs, "tools/list", tokens["read"]).text
+    assert "why_is_run_sick" in listed
     assert ORDER not in listed

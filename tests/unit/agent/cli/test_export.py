@@ -1,57 +1,17 @@
 """``gradcanary export``: lines of arrays become files, and what is cut off is no file."""
 
-import base64
 import io
-import json
 import sys
-from array import array
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from gradcanary.cli import export
-from gradcanary.cli.export import Output, Stream, unique_titles
+from gradcanary.cli.export import Output
 from gradcanary.export.collector import CollectorError
-
-ROWS = 5
-
-
-def encoded(code: str, numbers: list[float], *shape: int) -> dict[str, object]:
-    dtype = {"q": "int64", "d": "float64", "i": "int32", "f": "float32", "B": "uint8"}[code]
-    data = base64.b64encode(array(code, numbers).tobytes()).decode()  # type: ignore[arg-type]
-    return {"dtype": dtype, "shape": shape, "data": data}
-
-
-def blocks(tables: int = 3, titles: tuple[str, ...] = ("a", "b")) -> Iterator[bytes]:
-    """Yield the lines of a stream of tables of five rows; of the second column the first value is missing."""
-    columns = [{"title": title} for title in titles]
-    yield (
-        json.dumps({"dtype": "float32", "launches": True, "raw_start_step": None, "columns": columns}).encode() + b"\n"
-    )
-    for number in range(tables):
-        steps = range(number * ROWS, number * ROWS + ROWS)
-        values = [step / 8 for _ in titles for step in steps]
-        table = {
-            "steps": encoded("q", list(steps), ROWS),
-            "times": encoded("d", [1.5, *[float("nan")] * (ROWS - 1)], ROWS),
-            "launches": encoded("i", [1] * ROWS, ROWS),
-            "values": encoded("f", [*values[:ROWS], float("nan"), *values[ROWS + 1 :]], len(titles), ROWS),
-            "is_valid": encoded("B", [0b11111, *[0b11110] * (len(titles) - 1)], len(titles), 1),
-        }
-        yield json.dumps(table).encode() + b"\n"
-    yield json.dumps({"rows": tables * ROWS}).encode() + b"\n"
-
-
-@given(st.lists(st.integers(0, 4_000), max_size=6))
-def test_lines_do_not_depend_on_blocks(cuts: list[int]) -> None:
-    whole = b"".join(blocks())
-    borders = sorted({0, *(min(cut, len(whole)) for cut in cuts), len(whole)})
-    pieces = (whole[begin:end] for begin, end in pairwise(borders))
-    assert [list(table.own[0]) for table in Stream(pieces)] == [list(range(at, at + ROWS)) for at in (0, 5, 10)]
+from gradcanary.export.tables import Stream
+from support.agent.tables import blocks
 
 
 def test_an_object_per_step() -> None:
@@ -91,19 +51,6 @@ def test_what_was_cut_off_is_not_read_as_parquet(monkeypatch: pytest.MonkeyPatch
     assert output.is_cut
     with pytest.raises(Exception, match=r"Parquet magic bytes not found|Parquet file size is"):
         parquet.read_table(io.BytesIO(file.getvalue()))
-
-
-def test_rows_are_counted() -> None:
-    lines = list(blocks(3))
-    with pytest.raises(CollectorError, match="10 rows of 15 came"):
-        list(Stream([*lines[:2], *lines[3:]]))
-
-
-@given(st.lists(st.sampled_from(["step", "step (2)", "time", "launch", "a", "a (2)", "A"])))
-def test_titles_are_unique(titles: list[str]) -> None:
-    found = unique_titles(titles)
-    assert len({*found, *export.OWN_COLUMNS}) == len(titles) + len(export.OWN_COLUMNS)
-    assert all(made.startswith(title) for made, title in zip(found, titles, strict=True))
 
 
 def test_a_missing_package_is_named(

@@ -135,6 +135,9 @@ def test_columns_lie_where_the_page_has_them() -> None:
         there = np.flatnonzero((buckets.first <= step) & (step < buckets.first + buckets.width))
         expected = alone[there[0]] if len(there) else (134, 142, 150, 0)
         assert (drawn[x] == expected).all(), x
+    shown = drawing(answer)
+    assert shown is not None
+    assert shown.caption.endswith("blue above it, gaps without a colour not measured.")
 
 
 @pytest.mark.parametrize("rows", [1, 15, 60, 400])

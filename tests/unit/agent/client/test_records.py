@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
+import numpy as np
 import pytest
 
 from gradcanary.client.records import Ack, Records, fill, moment
@@ -40,3 +41,31 @@ def test_records_are_a_sequence_and_a_frame():
         assert frame["ack"][0]["by"] == "ada"
         assert list(frame["tags"][0]) == ["x"]
     assert list(Records(Thing, ()).to_pandas().columns) == Records(Thing, ()).to_polars().columns
+
+
+def test_records_are_shown_as_a_table():
+    found = Records(Thing, tuple(Thing(f"a{number}", (), ACK if number else None, {}) for number in range(23)))
+    head, first, *_, more = repr(found).splitlines()
+    assert (head.split(), first.split(), more) == (["name", "tags", "ack"], ["a0", "()", "-"], "and 3 more")
+    assert repr(found[:0]) == "no Thing"
+
+
+def test_records_are_an_array_with_their_columns():
+    @dataclass(frozen=True)
+    class Numbers:
+        name: str
+        step: int
+        last: int | None
+        loss: float | None
+        archived: bool
+        tags: tuple[str, ...]
+
+    found = Records(Numbers, (Numbers("a", 3, 2, 0.5, False, ("x",)), Numbers("b", 4, None, None, True, ("y",))))
+    array = found.to_numpy()
+    assert array.shape == (2,)
+    assert [array.dtype[name].kind for name in array.dtype.names] == ["O", "i", "O", "f", "b", "O"]
+    assert array["name"].tolist() == ["a", "b"]
+    assert array["last"].tolist() == [2, None]
+    np.testing.assert_array_equal(array["loss"], [0.5, np.nan])
+    assert array["tags"].tolist() == [["x"], ["y"]]
+    assert Records(Numbers, ()).to_numpy()["name"].tolist() == []

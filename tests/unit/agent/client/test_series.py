@@ -1,5 +1,6 @@
 """Lines of buckets: parts put together, empty buckets left out, merged samples never taken for one."""
 
+import json
 import math
 from array import array
 from dataclasses import replace
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from gradcanary.client.buckets import Buckets, Envelope
 from gradcanary.client.series import Line, Metrics, Series
+from gradcanary.export.tables import Stream
+from support.agent.tables import encoded
 
 CELLS = st.one_of(st.none(), st.just(math.nan), st.floats(2**-99, 2**99, width=32))
 
@@ -52,18 +55,41 @@ def test_a_line_is_found_by_place_name_and_tags():
         found["los"]
 
 
-def test_the_table_of_the_api_becomes_points():
-    known = [{"name": "loss", "tags": {}}, {"name": "=x", "tags": {"split": "val"}}, {"name": "never", "tags": {}}]
-    rows = [
-        ["step", "time", "'=x{split=val}", "loss", "newer"],
-        ["3", "2030-01-31T12:00:00.500Z", "0.5", "", "1"],
-        ["4", "", "nan", "2.0", ""],
+def test_a_title_is_preferred_to_a_name_that_several_have():
+    tagged = replace(line([1.0], name="loss"), tags={"split": "train"})
+    found = Metrics("run", (tagged, line([2.0], name="loss"), tagged))
+    assert found["loss"] is found[1]
+    assert found["loss{split=train}"] is tagged
+
+
+def test_tables_of_the_api_become_points():
+    columns = [
+        {"title": "=x{a=1, b=2}", "name": "=x", "tags": {"a": "1, b=2"}},
+        {"title": "=x{a=1, b=2}", "name": "=x", "tags": {"a": "1", "b": "2"}},
+        {"title": "never", "name": "never", "tags": {}},
     ]
-    found = Metrics.decode("run", known, iter(rows))
-    assert [each.title for each in found] == ["=x{split=val}", "loss"]
-    assert found["=x"].buckets.steps.tolist() == [3, 4]
-    assert found["=x"].values.count.tolist() == [1, 0]
-    assert found["=x"].values.nonfinite.tolist() == [0, 1]
-    assert found["=x"].buckets.times[0] == 1_896_091_200.5
-    assert math.isnan(found["loss"].buckets.times[0])
-    assert found["loss"].to_numpy().tolist() == [2.0]
+    nan = math.nan
+    tables = [([3, 4], [1_896_091_200.5, nan], [0.5, nan, nan, 2.0, nan, nan], [0b11, 0b10, 0])]
+    tables += [([9], [nan], [nan, 3.0, nan], [0, 1, 0])]
+    lines = [{"dtype": "float64", "launches": False, "columns": columns}]
+    for steps, times, values, is_valid in tables:
+        rows = len(steps)
+        arrays = {"steps": encoded("q", steps, rows), "times": encoded("d", times, rows)}
+        lines.append(
+            {**arrays, "values": encoded("d", values, 3, rows), "is_valid": encoded("B", is_valid, 3, 1)},
+        )
+    found = Metrics.decode("run", Stream(json.dumps(each).encode() + b"\n" for each in [*lines, {"rows": 3}]))
+    first, second = found
+    assert (first.tags, second.tags) == ({"a": "1, b=2"}, {"a": "1", "b": "2"})
+    assert first.buckets.steps.tolist() == [3, 4]
+    assert first.values.count.tolist() == [1, 0]
+    assert first.values.nonfinite.tolist() == [0, 1]
+    assert first.buckets.times[0] == 1_896_091_200.5
+    assert math.isnan(second.buckets.times[0])
+    assert (second.buckets.steps.tolist(), second.to_numpy().tolist()) == ([4, 9], [2.0, 3.0])
+    assert found.steps.tolist() == [3, 4, 9]
+    np.testing.assert_array_equal(found.to_numpy(), [[0.5, nan], [nan, 2.0], [nan, 3.0]])
+    np.testing.assert_array_equal(found.to_numpy("nonfinite"), [[0, nan], [1, 0], [nan, 0]])
+    assert Metrics("run", ()).to_numpy().shape == (0, 0)
+    with pytest.raises(KeyError, match="several of these"):
+        found["=x{a=1, b=2}"]

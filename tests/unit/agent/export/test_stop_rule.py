@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcanary import wire
-from gradcanary.export.stop_rule import OF_THE_PROCESS, StopRule
+from gradcanary.display.verdict import PROCESS_RULES
+from gradcanary.export.stop_rule import StopRule
 
 COLLAPSE = wire.Brief(
     id=7,
@@ -23,7 +24,7 @@ COLLAPSE = wire.Brief(
 BRIEFS = st.builds(
     wire.Brief,
     id=st.integers(1, 4),
-    rule=st.sampled_from(["collapse", "nonfinite", *OF_THE_PROCESS]),
+    rule=st.sampled_from(["collapse", "nonfinite", *PROCESS_RULES]),
     severity=st.sampled_from(["information", "warning", "critical"]),
     state=st.just("open"),
     opened_step=st.integers(0, 9),
@@ -71,7 +72,7 @@ def test_the_severity_decides(stop_on: str | None, severity: str, *, is_on: bool
 
 
 @pytest.mark.parametrize(
-    "change", [{"acknowledged": True}, {"silenced": True}, *({"rule": rule} for rule in OF_THE_PROCESS)]
+    "change", [{"acknowledged": True}, {"silenced": True}, *({"rule": rule} for rule in PROCESS_RULES)]
 )
 def test_what_is_settled_or_about_the_process_does_not_stop(change: dict[str, object]) -> None:
     assert not rule_after((), (replace(COLLAPSE, **change),)).is_on
@@ -102,7 +103,7 @@ def test_nothing_stops_that_is_not_open_unsettled_and_as_severe(replies: list[tu
     may = [
         each
         for each in (replies[-1] if replies else ())
-        if each.severity == "critical" and not (each.acknowledged or each.silenced or each.rule in OF_THE_PROCESS)
+        if each.severity == "critical" and not (each.acknowledged or each.silenced or each.rule in PROCESS_RULES)
     ]
     assert not rule.is_on or may
     assert not rule_after(*replies[:1]).is_on, "nothing was measured yet"

@@ -66,15 +66,38 @@ def test_an_alert_without_a_run_is_a_line_in_the_log_of_the_first_rank(caplog: p
     )
 
 
-def test_where_no_thread_can_start_the_call_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the exit of Python 3.12 and newer, where the last incident of a training arrives."""
+def refuse(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    library, made = Library("late"), []
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+def test_a_thread_that_is_kept_makes_the_calls_of_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and newer start none there, where the last incident of a training arrives."""
+    library, made = Library("kept"), []
+    library.keep()
     library.call(BY_TEST, lambda: made.append(1))
-    library.call(BY_TEST, lambda: made.append(2))
-    library.wait(1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    library.call(BY_TEST, lambda: made.append(threading.current_thread().name))
+    library.wait(10)
+    assert made == [1, "gradcanary-kept"]
+    assert "gradcanary-kept" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_where_no_thread_can_start_the_callers_thread_makes_no_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, made = Library("late"), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        library.keep()
+        library.call("the address", lambda: made.append(1))
+    library.call("the alert", lambda: made.append(2))
+    library.wait(10)
+    assert made == [1, 2], "a later thread makes them"
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    library.call("the address", lambda: made.append(3))
+    library.call("the alert", lambda: made.append(4))
+    with caplog.at_level(logging.WARNING, "gradcanary"):
+        library.wait(1)
+        library.wait(1)
     assert made == [1, 2]
+    assert caplog.messages == ["gradcanary: late did not get the address, the alert: no thread could be started"]

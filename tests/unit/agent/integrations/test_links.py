@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcanary import wire
+from gradcanary.guard import Guard
 from gradcanary.integrations import links
 
 IMPORTS_NOTHING = """
@@ -33,6 +36,17 @@ def test_no_library_is_imported() -> None:
         f"gradcanary: {name} did not get the {what} of incident #1: no run was active when the latest step was sampled"
         for name, what in (("wandb", "alert"), ("mlflow", "tags"))
     ]
+
+
+def test_an_active_run_keeps_a_thread_until_the_watch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the exit of Python 3.12 and newer no alert could start one."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace()))
+    monkeypatch.setattr(links.wandb.library, "run", None)
+    found = links.Links("http://127.0.0.1/runs/a", Guard(), links=False)
+    found.look()
+    assert "gradcanary-wandb" in {thread.name for thread in threading.enumerate()}
+    found.wait(10)
+    assert "gradcanary-wandb" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ FITS = {
     r"untoggle_optimizer|loss / |accumulation_steps|['\"]cuda|\.cuda|loraplus|--train_text_encoder": "",
     "unscale_|GradScaler|[Ss]cale the loss|loss scal": "scaled_clip fp16_zeros fp16_overflow",
     "[Cc]lip|max_grad_norm": "after_explosion exploding diverging diverged loss_diverged scaled_clip clip_limit",
-    r"LoRA\+": "lora_partner parameter_group rate_jump unknown_fall",
+    r"LoRA\+": "parameter_group rate_jump unknown_fall",
 }
 """What a fix may contain, and the causes that it can mend. No other job has a scaler or a clip, and none has a GPU."""
 
@@ -294,7 +294,42 @@ def scene(*changes, names=BLOCKS, groups=lambda number: number % 2, near=(), fac
 def test_collapsed_half_of_lora_pairs_points_to_the_partner():
     cause = scene(*[fired(number) for number in lora_a((3, 4, 5))])
     assert cause.code == "lora_partner"
-    assert cause.evidence == ("all 9 are lora_A; none of their 9 lora_B partners collapsed",)
+    assert cause.evidence == (
+        "all 9 are lora_A; none of their 9 lora_B partners collapsed",
+        "the weights of lora_B were not measured around it",
+    )
+
+
+def test_a_partner_is_blamed_only_if_its_measured_weights_shrank():
+    """They shrank if they are under a third of what they were."""
+    number = lora_a((3,))[0]
+    case = case_of(fired(number), names=BLOCKS)
+    layers = {n: LayerFacts(n, name, (8, 8), "float32", "Linear", 0) for n, name in enumerate(BLOCKS)}
+    partner = BLOCKS.index(BLOCKS[number].replace("lora_A", "lora_B"))
+    first = [wire.Setting(0, None, (0,), "lr", 1e-3), wire.Setting(0, None, (0,), "weight_decay", 0.01)]
+
+    def cause(norms, settings=first):
+        configuration = Configuration(tuple(settings), 1)
+        context = causes.CauseContext(case.incident, case.members, layers, (), (), configuration, {partner: norms})
+        return causes.likely_cause(context)
+
+    name = BLOCKS[partner]
+    grew = cause(causes.Norms(3.2, 330, 3.26, 360))
+    assert grew.code == "lora_own"
+    assert grew.evidence == (
+        "its lora_B partner did not collapse",
+        f"its partner's weights did not shrink: the norm of {name} was 3.2 at step 330, 3.26 at step 360",
+        "no setting of a parameter group had changed: lr 0.001, weight_decay 0.01",
+    )
+    fix = remedies.fix(grew.code, "peft")
+    assert "parameter group" not in fix.text
+    assert cause(causes.Norms(3.2, 330, 3.2 / 2.9, 360)).code == "lora_own"
+    shrank = cause(causes.Norms(3.2, 330, 3.2 / 3.1, 360))
+    assert shrank.code == "lora_partner"
+    assert shrank.evidence[1].startswith("the weights of 1 of 1 measured partners shrank: the norm of")
+    assert cause(causes.Norms(3.2, 330, 0.0, 360)).code == "lora_partner"
+    changed = [*first, wire.Setting(300, 299, (0,), "weight_decay", 0.02)]
+    assert [line for line in cause(causes.Norms(3.2, 330, 3.2, 360), changed).evidence if "no setting" in line] == []
 
 
 def test_whole_blocks_and_whole_groups_are_seen():

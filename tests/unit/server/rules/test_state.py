@@ -114,3 +114,25 @@ def test_folding_leaves_the_state_it_was_given():
     evaluate(state, launch(), Trace(healthy(50, size=1e-8), first=300).samples(), Rules())
     assert state.pack() == packed
     assert fired(()) == {}
+
+
+def test_what_an_earlier_launch_left_firing_is_told_again_if_it_fires_still():
+    """Not a layer with a sign of recovery, or without a measurement, and nothing in the launch that it began in."""
+    second = launch(number=2, first_step=300, older=frozenset({1}))
+    sick = healthy(60, seed=3)
+    sick[:, 4] *= 1e-4
+    sick[:, 8] = -1
+
+    def told(absmax, of, *cuts):
+        _, changes = run(Trace(absmax, first=300), of, state=collapsed(), cuts=cuts)
+        return [(change.layer, change.rule, change.kind, change.step) for change in changes]
+
+    for cuts in ((), (7, 19, 20), (20, 21), range(60)):
+        assert told(sick, second, *cuts) == [(4, "collapse", "fired", 319), (8, "unused", "fired", 319)]
+    assert told(sick[:19], second) == []
+    assert told(sick, launch(number=2, first_step=300)) == []
+    better = sick.copy()
+    better[3, 4] = healthy(60)[3, 4]
+    assert told(better, second) == [(8, "unused", "fired", 319)]
+    better[:, 4] = -1
+    assert told(better, second) == [(8, "unused", "fired", 319)]
