@@ -26,13 +26,14 @@ MAX_BYTES = 8 * MIB
 MAX_ADVISED = 10
 """Incidents of a run with what to do first, the newest of the worst: the cause of each is looked for among all."""
 
+_IS_OPEN = incident.c.run_id == bindparam("run_id"), incident.c.state == "open"
 _OPEN = (
     select(incident, run.c.name.label("run"))
     .join(run, run.c.run_id == incident.c.run_id)
-    .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
+    .where(*_IS_OPEN)
     .order_by(incident.c.incident_id)
 )
-_ANY = select(incident.c.incident_id).where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
+_ANY = select(incident.c.incident_id).where(*_IS_OPEN).limit(1)
 
 
 class Texts(NamedTuple):
@@ -44,7 +45,7 @@ class Texts(NamedTuple):
 
 def has_open(connection: Connection, run_id: int) -> bool:
     """Return True if a run has an open incident."""
-    return connection.scalar(_ANY.limit(1), {"run_id": run_id}) is not None
+    return connection.scalar(_ANY, {"run_id": run_id}) is not None
 
 
 class Briefs:

@@ -158,14 +158,11 @@ class Evaluator:
 
 def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple[LayerFacts, ...]) -> Launch:
     """Return the launch of a session for the rules; raises RequestError 409 without its first step."""
-    launches = runs.launches_in_order(connection, row.run_id)
-    numbers = [launch.launch_no for launch in launches]
+    launches, launch, configuration = runs.configured_launch(connection, row.run_id, row.launch_no)
+    numbers = [each.launch_no for each in launches]
     index = numbers.index(row.launch_no)
-    launch = launches[index]
     if launch.first_step is None:
         raise RequestError(409, "unknown_layer_set", "No hello told the first step of this launch.", "first_step")
-    configurations = runs.read_configurations(connection, row.run_id, row.launch_no)
-    configuration = configurations.get(row.launch_no, runs.NO_CONFIGURATION)
     return Launch(
         number=launch.launch_no,
         first_step=launch.first_step,

@@ -63,9 +63,7 @@ class Configuration(NamedTuple):
 
     @classmethod
     def of(cls, row: Record) -> Configuration:
-        settings = (wire.Setting(**{**each, "groups": tuple(each["groups"])}) for each in json.loads(row.settings))
-        metrics = tuple(wire.MetricBound(**each) for each in json.loads(row.metrics))
-        return cls(json.loads(row.environment), tuple(settings), metrics)
+        return cls(json.loads(row.environment), _parse_settings(row.settings), _parse_bounds(row.metrics))
 
     def optimizer_kinds(self) -> tuple[str, ...]:
         """Return the class names of the optimizers by parameter group, as far as the launch has reported them."""
@@ -77,6 +75,16 @@ class Configuration(NamedTuple):
 
 
 NO_CONFIGURATION = Configuration(None, ())
+
+
+@lru_cache(maxsize=256)
+def _parse_settings(stored: str) -> tuple[wire.Setting, ...]:
+    return tuple(wire.Setting(**{**each, "groups": tuple(each["groups"])}) for each in json.loads(stored))
+
+
+@lru_cache(maxsize=256)
+def _parse_bounds(stored: str) -> tuple[wire.MetricBound, ...]:
+    return tuple(wire.MetricBound(**each) for each in json.loads(stored))
 
 
 @lru_cache(maxsize=256)
@@ -200,11 +208,30 @@ ORDER = (launch.c.started, launch.c.launch_no)
 """From the first launch to the newest."""
 
 _IN_ORDER = select(launch).where(launch.c.run_id == bindparam("run_id")).order_by(*ORDER)
+_IS_OF_LAUNCH = (
+    (configuration.c.run_id == launch.c.run_id)
+    & (configuration.c.launch_no == launch.c.launch_no)
+    & (configuration.c.launch_no == bindparam("launch_no"))
+)
+_IN_ORDER_CONFIGURED = _IN_ORDER.outerjoin(configuration, _IS_OF_LAUNCH).add_columns(
+    configuration.c.settings, configuration.c.metrics
+)
 
 
 def launches_in_order(connection: Connection, run_id: int) -> Sequence[Record]:
     """Return the rows of the launches of a run in the order of their start."""
     return connection.execute(_IN_ORDER, {"run_id": run_id}).all()
+
+
+def configured_launch(
+    connection: Connection, run_id: int, launch_no: int
+) -> tuple[Sequence[Record], Record, Configuration]:
+    """Return the launches as :func:`launches_in_order`, one of them, and its configuration without environment."""
+    rows = connection.execute(_IN_ORDER_CONFIGURED, {"run_id": run_id, "launch_no": launch_no}).all()
+    row = next(row for row in rows if row.launch_no == launch_no)
+    if row.settings is None:
+        return rows, row, NO_CONFIGURATION
+    return rows, row, Configuration(None, _parse_settings(row.settings), _parse_bounds(row.metrics))
 
 
 def own_thresholds(connection: Connection, run_ids: Sequence[int]) -> dict[int, float | None]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def report(board: WorkerBoard, number: int, batches: float, reason: str | None =
         await asyncio.sleep(0)
         task.cancel()
 
-    asyncio.run(once())
+    with ThreadPoolExecutor(1) as thread:  # this one may have a loop: Playwright's
+        thread.submit(lambda: asyncio.run(once())).result()
 
 
 def test_each_worker_is_well_missing_or_failing(board: WorkerBoard) -> None:
