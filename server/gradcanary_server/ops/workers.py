@@ -70,7 +70,7 @@ class WorkerBoard:
     own: int = 0
 
     async def keep_publishing(self, loops: Sequence[BackgroundLoop], registry: CollectorRegistry) -> None:
-        """Write the report of this worker until the task is cancelled; on the event loop, whose health it shows."""
+        """Write the report of this worker until the task is cancelled; on the event loop: one that hangs writes none."""
         while True:
             failing = {loop.name: reason for loop in loops if (reason := loop.health()) is not None}
             text = generate_latest(registry).decode()
@@ -196,9 +196,8 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # of Ctrl-C, too, the parent tells; until the server handles it
+            # Ctrl-C reaches all processes of a terminal: the parent passes it on, and until then nothing may end here.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             os.close(self._lifeline[1])
             threading.Thread(target=_end_with_parent, args=(self._lifeline[0],), daemon=True).start()

@@ -164,8 +164,8 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     phone.get_by_role("button", name="value", exact=True).tap()
     expect(phone.locator("#members [aria-sort=ascending]")).to_have_text("value")
     shown = phone.locator("#members .value")
-    eventually(lambda: [*map(float, shown.all_inner_texts())] == sorted(map(float, shown.all_inner_texts())))
-    values = [*map(float, shown.all_inner_texts())]
+    eventually(lambda: (now := [float(text) for text in shown.all_inner_texts()]) == sorted(now))
+    values = [float(text) for text in shown.all_inner_texts()]
     expect(phone).to_have_url(f"{shared.url}/incidents/{found['id']}?find=ALERT%2838&by=4")
     phone.reload()
     expect(phone.locator("#members tbody tr")).to_have_count(11)
