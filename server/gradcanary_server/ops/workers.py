@@ -70,7 +70,7 @@ class WorkerBoard:
     own: int = 0
 
     async def keep_publishing(self, loops: Sequence[BackgroundLoop], registry: CollectorRegistry) -> None:
-        """Write the report of this worker until the task is cancelled; on the event loop: one that hangs writes none."""
+        """Write this worker's report until the task is cancelled; on the event loop, so one that hangs writes none."""
         while True:
             failing = {loop.name: reason for loop in loops if (reason := loop.health()) is not None}
             text = generate_latest(registry).decode()
