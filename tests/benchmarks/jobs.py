@@ -61,15 +61,15 @@ class Acks:
 class Jobs:
     """So many trainings of runs of their own, until they are stopped or the block ends."""
 
-    def __init__(self, url: str, count: int, layers: int, *, seconds: float = 100, is_paced: bool = True) -> None:
+    def __init__(self, url: str, count: int, layers: int, *, seconds: float = 100, unpaced: int = 0) -> None:
         """After so many ``seconds``, and those of the start, a training begins its next launch.
 
-        Without a pace each posts the next batch of five steps as soon as the last one is acknowledged.
+        With ``unpaced`` each posts as soon as it is acknowledged, so many half seconds (of TOGETHER) in a batch.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         batches = math.ceil((seconds + count * AFTER_S + SPARE_S) / EACH_S)
-        self._process = context.Process(target=_work, args=(theirs, url, count, layers, batches, is_paced))
+        self._process = context.Process(target=_work, args=(theirs, url, count, layers, batches, unpaced))
 
     def __enter__(self) -> Self:
         """Begin one after the other; return when all have."""
@@ -93,13 +93,13 @@ class Jobs:
             self.stop()
 
 
-def _work(pipe: Pipe, url: str, count: int, layers: int, batches: int, is_paced: bool) -> None:
-    asyncio.run(_Trainings(pipe, url, layers, batches, is_paced).run(count))
+def _work(pipe: Pipe, url: str, count: int, layers: int, batches: int, unpaced: int) -> None:
+    asyncio.run(_Trainings(pipe, url, layers, batches, unpaced).run(count))
 
 
 class _Trainings:
-    def __init__(self, pipe: Pipe, url: str, layers: int, batches: int, is_paced: bool) -> None:
-        self._pipe, self._is_paced = pipe, is_paced
+    def __init__(self, pipe: Pipe, url: str, layers: int, batches: int, unpaced: int) -> None:
+        self._pipe, self._unpaced = pipe, unpaced
         self._address = urlsplit(url)
         self._batches = batches
         self._acks, self._used = Acks(), 0.0
@@ -130,15 +130,15 @@ class _Trainings:
             for launch in itertools.count():
                 first = 0 if launch else self._series.place(number, count)
                 await self._greet(connection, number, launch, first)
-                place, together = 0, TOGETHER[0]
+                place, together = 0, self._unpaced or TOGETHER[0]
                 for seq in itertools.count():
                     body = self._series.body(first + place, together, is_first=seq == 0)
                     spacing_s = await self._post(connection, _path(number, launch, f"/batches/{seq}"), body, due)
                     place += together
                     if self._stopping.is_set() or place + TOGETHER[-1] > self._batches:
                         break
-                    together = _together(max(spacing_s, time.perf_counter() - due)) if self._is_paced else TOGETHER[0]
-                    due = due + together * EACH_S if self._is_paced else time.perf_counter()
+                    together = self._unpaced or _together(max(spacing_s, time.perf_counter() - due))
+                    due = time.perf_counter() if self._unpaced else due + together * EACH_S
                 due += EACH_S
                 end = wire.dump(wire.End("finished", None, None))
                 await connection.ask("POST", _path(number, launch, "/end"), end)

@@ -1,6 +1,7 @@
 """A team's collector: a hundred trainings post to it while ten people look on. Acknowledgements, CPU, memory, disk.
 
-python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--tabs 10] [--database postgresql]
+python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--tabs 10]
+    [--database postgresql] [--workers 2]
 Each training has ten steps a second, all sampled, absmax and norm, in a batch each half second, or as seldom as the
 collector asks for, which agents heed. They begin one after the other; what is measured comes when all are there. An
 acknowledgement counts from the moment at which its batch was due. Every other tab shows the list of runs, the others a
@@ -13,6 +14,7 @@ import contextlib
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -41,12 +43,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--tabs", type=int, default=10)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the collector, on PostgreSQL")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gradcanary-team-") as folder, contextlib.ExitStack() as stack:
         database = stack.enter_context(postgresql.running()) if given.database == "postgresql" else None
-        collector = stack.enter_context(
-            servers.collector(Path(folder) / "data", database and database.create_database())
-        )
+        address = database and database.create_database()
+        options = ("--workers", str(given.workers)) if given.workers > 1 else ()
+        collector = stack.enter_context(servers.collector(Path(folder) / "data", address, *options))
         measured = {"collector": collector.processes}
         if database is not None:
             measured["PostgreSQL"] = database.processes
@@ -57,7 +60,8 @@ def main() -> int:
             acks = load.stop()
         settled(collector)
         told = counted(collector.url)
-    print(f"{given.jobs} trainings of {given.layers} layers, {given.tabs} tabs, {given.seconds} s, {given.database}\n")
+    print(f"{given.jobs} trainings of {given.layers} layers, {given.tabs} tabs, {given.seconds} s, ", end="")
+    print(f"{given.database}, {given.workers} {'worker' if given.workers == 1 else 'workers'}\n")
     ack_ms = show(acks, readers.answers_s, meter, given.seconds)
     print(f"| store, all of it in tiles | {told['store_bytes'] / 2**20:,.0f} MB |")
     print(f"| a point takes | {told['store_bytes'] / told['ingest_points_total']:.1f} B |\n")
@@ -150,15 +154,21 @@ def settled(collector: servers.Server) -> None:
     while True:
         used = collector.cpu_s()
         time.sleep(QUIET_S)
-        if collector.cpu_s() - used < 0.02 * QUIET_S and not counted(collector.url)["compaction_waiting_sessions"]:
+        at_rest = 0.02 * QUIET_S * len(collector.processes())
+        if collector.cpu_s() - used < at_rest and not counted(collector.url)["compaction_waiting_sessions"]:
             return
 
 
 def counted(url: str) -> dict[str, float]:
-    """Return what the collector says of itself, those numbers that have no labels."""
+    """Return what the collector says of itself: those numbers that have no labels but that of a worker."""
     text = httpx.get(f"{url}/metrics").raise_for_status().text
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {sample.name.removeprefix("gradcanary_"): sample.value for sample in samples if not sample.labels}
+    found: dict[str, list[float]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.labels.keys() <= {"worker"}:
+                found[sample.name.removeprefix("gradcanary_")].append(sample.value)
+    # Workers count what each of them did, and say the same of the store.
+    return {name: sum(each) if name.endswith("_total") else max(each) for name, each in found.items()}
 
 
 if __name__ == "__main__":

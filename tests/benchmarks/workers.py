@@ -1,9 +1,10 @@
-"""What a second process of `up --workers` brings: batches a second, and how soon they are acknowledged.
+"""What a second process of `up --workers` brings: batches a second, how soon they are acknowledged, and at what CPU.
 
-python tests/benchmarks/workers.py [--trainings 24] [--layers 500] [--seconds 15] [--rounds 5] [--workers 1 2]
+python tests/benchmarks/workers.py [--trainings 24] [--layers 500] [--steps 5] [--seconds 15] [--rounds 5]
+    [--workers 1 2]
 Each round starts a collector with each number of workers on a new database of one PostgreSQL. Each training posts its
-next batch of five steps as soon as the last one is acknowledged, so the machine is full: who posts runs on the same
-cores, and its part is in the table. Medians of the rounds, with their range.
+next batch, of 5, 10 or 20 steps, as soon as the last one is acknowledged, so the machine is full: who posts runs on the
+same cores, and its part is in the table. Medians of the rounds, with their range.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainings", type=int, default=24)
     parser.add_argument("--layers", type=int, default=500)
+    parser.add_argument("--steps", type=int, choices=[each * jobs.STEPS for each in jobs.TOGETHER], default=jobs.STEPS)
     parser.add_argument("--seconds", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
@@ -46,9 +48,12 @@ def main() -> None:
             for workers in given.workers if number % 2 == 0 else reversed(given.workers):
                 found[workers].append(measure(database, workers, given))
                 print(f"workers {workers}: {[round(each, 2) for each in found[workers][-1]]}", flush=True)
-    print(f"\n{given.trainings} trainings of {given.layers} layers, {given.seconds} s, {given.rounds} rounds\n")
+    print(
+        f"\n{given.trainings} trainings of {given.layers} layers, {given.steps} steps a batch, {given.seconds} s, {given.rounds} rounds\n"
+    )
     print(f"| | {' | '.join(f'{each} workers' for each in given.workers)} |\n|---|{'---|' * len(given.workers)}")
-    words = (*ROWS, *(f"{each}, cores" for each in (*PARTIES, "who posts")), *REST)
+    parts = [f"{each}, {what}" for what in ("cores", "ms of CPU a batch") for each in (*PARTIES, "who posts")]
+    words = (*ROWS, *parts, *REST)
     for place, each in enumerate(words):
         told = (ratios.told([row[place] for row in found[workers]], ".2f") for workers in given.workers)
         print(f"| {each} | {' | '.join(told)} |")
@@ -64,7 +69,9 @@ def measure(database: postgresql.PostgreSQL, workers: int, given: argparse.Names
         with servers.collector(Path(folder) / "data", database.create_database(), *options) as collector:
             settle(collector, workers)
             parties = dict(zip(PARTIES, (collector.processes, database.processes), strict=True))
-            with jobs.Jobs(collector.url, given.trainings, given.layers, seconds=given.seconds, is_paced=False) as load:
+            together = given.steps // jobs.STEPS
+            load = jobs.Jobs(collector.url, given.trainings, given.layers, seconds=given.seconds, unpaced=together)
+            with load:
                 with team.Meter(parties) as meter:
                     load.begin()
                     time.sleep(given.seconds)
@@ -74,7 +81,8 @@ def measure(database: postgresql.PostgreSQL, workers: int, given: argparse.Names
                 raise SystemExit("\n".join(acks.problems))
     ack_ms = [team.quantile(acks.ack_s, share) * 1e3 for share in (0.5, 0.99)]
     cores = (*(meter.cores()[each] for each in PARTIES), acks.cpu_s / given.seconds)
-    return (len(acks.ack_s) / given.seconds, *ack_ms, *cores, busiest, os.getloadavg()[0])
+    rate = len(acks.ack_s) / given.seconds
+    return (rate, *ack_ms, *cores, *(each / rate * 1e3 for each in cores), busiest, os.getloadavg()[0])
 
 
 def part_of_busiest(url: str) -> float:
