@@ -48,9 +48,8 @@ def main() -> None:
             for workers in given.workers if number % 2 == 0 else reversed(given.workers):
                 found[workers].append(measure(database, workers, given))
                 print(f"workers {workers}: {[round(each, 2) for each in found[workers][-1]]}", flush=True)
-    print(
-        f"\n{given.trainings} trainings of {given.layers} layers, {given.steps} steps a batch, {given.seconds} s, {given.rounds} rounds\n"
-    )
+    print(f"\n{given.trainings} trainings of {given.layers} layers, {given.steps} steps a batch, ", end="")
+    print(f"{given.seconds} s, {given.rounds} rounds\n")
     print(f"| | {' | '.join(f'{each} workers' for each in given.workers)} |\n|---|{'---|' * len(given.workers)}")
     parts = [f"{each}, {what}" for what in ("cores", "ms of CPU a batch") for each in (*PARTIES, "who posts")]
     words = (*ROWS, *parts, *REST)
