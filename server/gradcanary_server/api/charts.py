@@ -236,7 +236,7 @@ def build_series(
     span: StepRange,
 ) -> Json:
     """Return the envelope of a stat for some layers, given by number or name."""
-    chosen = select_layers(layers.read_layers(connection, run.run_id), layer_keys)
+    chosen = select_layers(layers.find_layers(connection, run.run_id, layer_keys[:MAX_SERIES]), layer_keys)
     result = query(measurements, connection, run.run_id, (stat,), span)
     envelope = result.read(measurements, connection, _numbers(chosen))
     return {
@@ -261,7 +261,7 @@ def build_layer(
     connection: Connection, measurements: Reader, rules: Rules, run: Record, layer_key: str, span: StepRange
 ) -> Json:
     """Return the envelopes of the measured stats of a layer, given by number or name; absmax also without a value."""
-    [row] = select_layers(layers.read_layers(connection, run.run_id), [layer_key])
+    [row] = select_layers(layers.find_layers(connection, run.run_id, [layer_key]), [layer_key])
     result = query(measurements, connection, run.run_id, wire.STATS, span)
     envelope = result.read(measurements, connection, _numbers([row]))
     measured = _measured_stats(result.stats, envelope)
