@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
-from sqlalchemy import ColumnElement, Connection, Select, String, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, func, or_, select
 
 from gradcanary_server import validation
 from gradcanary_server.api.http import Json, JsonRoute, encode_array, json_response, select_keys
@@ -263,12 +263,18 @@ def _check(patch: RunPatch) -> None:
             raise invalid("A tag does not begin or end with a space.", f"tags.{number}")
 
 
+_DTYPE = func.coalesce(layer.c.effective, layer.c.stored)
+_LAYERS_BY_DTYPE = (
+    select(layer.c.run_id, _DTYPE, func.count())
+    .where(layer.c.run_id.in_(bindparam("run_ids", expanding=True)))
+    .group_by(layer.c.run_id, _DTYPE)
+)
+
+
 def _count_layers(connection: Connection, ids: Sequence[int]) -> dict[int, dict[str | None, int]]:
     """Return the number of layers by accumulator dtype (effective, else stored), by run."""
-    dtype = func.coalesce(layer.c.effective, layer.c.stored)
-    query = select(layer.c.run_id, dtype, func.count()).where(layer.c.run_id.in_(ids))
     counts: dict[int, dict[str | None, int]] = defaultdict(dict)
-    for run_id, name, count in connection.execute(query.group_by(layer.c.run_id, dtype)):
+    for run_id, name, count in connection.execute(_LAYERS_BY_DTYPE, {"run_ids": ids}):
         counts[run_id][name] = count
     return counts
 
@@ -312,11 +318,16 @@ def _environment(stored: dict[str, Any] | None) -> Json | None:
     return stored and {**stored, "versions": dict(stored["versions"]), "job": dict(stored["job"])}
 
 
+_SESSIONS = (
+    select(session, launch.c.launch, launch.c.world_size)
+    .join(launch, (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no))
+    .where(session.c.run_id == bindparam("run_id"), session.c.rank >= 0)
+    .order_by(*run_store.ORDER, session.c.rank, session.c.started)
+)
+
+
 def _read_sessions(connection: Connection, run_id: int) -> Sequence[Record]:
-    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
-    query = select(session, launch.c.launch, launch.c.world_size).join(launch, joined)
-    order = (*run_store.ORDER, session.c.rank, session.c.started)
-    return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
+    return connection.execute(_SESSIONS, {"run_id": run_id}).all()
 
 
 def _session_to_json(row: Record, state: str) -> Json:

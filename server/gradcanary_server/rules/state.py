@@ -171,7 +171,7 @@ class RuleState:
         evaluated, columns = np.flatnonzero(is_evaluated).tolist(), numbers[is_evaluated]
         values = zip(self.below_threshold[columns].tolist(), self.baselines.absmax(columns), strict=True)
         verdicts = [
-            Verdict({}, *(next(values) if known else (False, None)))  # noqa: FBT003 -- below_threshold
+            Verdict({}, *(next(values) if known else (False, None)))
             for known in is_evaluated.tolist()
         ]
         for rule, signals in RULES.items():

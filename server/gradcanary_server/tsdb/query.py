@@ -176,7 +176,7 @@ class BucketedStats:
     def _read_sealed(
         self, source: StatSource, part: SegmentPart, begin: int, end: int
     ) -> tuple[NDArray[np.int64], Planes]:
-        """Return the first steps and the planes of the buckets that end with the tiles or before, as :func:`reduce_planes`.
+        """Return the first steps of buckets within the tiles, and their planes as :func:`reduce_planes` returns them.
 
         They are made once, and not again each second with the samples that follow them.
         """
@@ -189,7 +189,8 @@ class BucketedStats:
             groups = Groups(stored.start // part.width)
             return {_START: stored.start[groups.starts], **reduce_planes(stored.planes, groups)}
 
-        key = (self.run_id, stream.launch_no, stream.every, stream.raw_start, begin, end, part.width, source.selection())
+        of_stream = (self.run_id, stream.launch_no, stream.every, stream.raw_start)
+        key = (*of_stream, begin, end, part.width, source.selection())
         planes = dict(source.view.tiles.derive(key, build))
         return planes.pop(_START), planes  # type: ignore[return-value]  # as they were built
 
