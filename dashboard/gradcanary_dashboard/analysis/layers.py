@@ -82,7 +82,8 @@ def is_firing(layer: Layer) -> bool:
 
 def has_incident(layer: Layer) -> bool:
     """Return True if a rule fires for the layer, also while it recovers."""
-    return not {"firing", "recovering"}.isdisjoint(layer["rules"].values())
+    states = layer["rules"].values()
+    return "firing" in states or "recovering" in states
 
 
 def frozen(run: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[str, list[str]]:
