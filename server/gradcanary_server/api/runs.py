@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -93,6 +94,10 @@ class RunFilter:
 
         For a state in UNENDED it returns all runs that have not ended.
         """
+        return _run_query(self)
+
+    def build_query(self) -> Select[Any]:
+        """Return the query of :meth:`query`, which is cached: pages ask for the same list each second."""
         conditions = [
             run.c.archived.is_(self.archived),
             *(_has_word(word) for word in self.text.replace("\0", " ").split()),
@@ -105,6 +110,9 @@ class RunFilter:
             is_unacked = run.c.run_id.in_(service.runs_to_acknowledge())
             conditions.append(is_unacked if self.unacked else ~is_unacked)
         return self.order.select(select(run.c.run_id).where(*conditions), self.after)
+
+
+_run_query = lru_cache(maxsize=64)(RunFilter.build_query)
 
 
 class RunPatch(Body):

@@ -244,11 +244,11 @@ class SparseSource(Source[SparseAggregates]):
         """Return the aggregates of these steps in tiles of a level, with the points of the log."""
         tiles = self.view.read_tiles([METRICS], level, begin, end)
         parts = [self._select(*metrics_of_tile(level, arrays)) for _, arrays in tiles]
-        if level == 0:
-            for batch in self.view.batches:
-                names: dict[Series, int] = {}
-                points = SparseAggregates.of_points(*points_of(batch, names))  # type: ignore[arg-type]  # by their types
-                parts.append(self._select(list(names), points))
+        if level == 0 and self.view.batches:
+            names: dict[Series, int] = {}
+            logged = zip(*(points_of(batch, names) for batch in self.view.batches), strict=True)
+            points = SparseAggregates.of_points(*map(np.concatenate, logged))  # type: ignore[arg-type]  # by their types
+            parts.append(self._select(list(names), points))
         stored = self.concat(parts)
         inside = stored.select((stored.start >= begin) & (stored.start < end))
         return inside if level == 0 else self._with_late_points(inside, level, begin, end)
