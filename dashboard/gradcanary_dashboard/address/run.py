@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -103,9 +104,18 @@ def run_url(run: str, view: View | None = None) -> str:
 
 def layer_url(run: str, layer: str, number: int, view: View | None = None) -> str:
     """Return the address of a layer's page, with the steps of the view."""
-    # A browser reads a segment of dots as the folder above, whatever its encoding.
-    name = str(number) if layer.strip(".") == "" else quote(layer, safe="")
-    return f"/runs/{quote(run, safe='')}/layers/{name}{search((view or View()).steps())}"
+    return layer_urls(run, view)(layer, number)
+
+
+def layer_urls(run: str, view: View | None = None) -> Callable[[str, int], str]:
+    """Return a function that returns the address of a layer's page for its name and number."""
+    before, after = f"/runs/{quote(run, safe='')}/layers/", search((view or View()).steps())
+
+    def url(layer: str, number: int) -> str:
+        # A browser reads a segment of dots as the folder above, whatever its encoding.
+        return f"{before}{number if not layer.strip('.') else quote(layer, safe='')}{after}"
+
+    return url
 
 
 def search(view: View) -> str:

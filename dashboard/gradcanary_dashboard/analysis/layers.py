@@ -19,11 +19,17 @@ MAX_ROWS = 200
 FEWEST_SIBLINGS = 4
 
 URGENCY = ("firing", "recovering", "suspect")
+_RANKS = {state: place for place, state in enumerate(URGENCY)}
 
 
 def worst_first(layers: Sequence[Layer]) -> list[Layer]:
     """Return firing layers, then suspect, non-finite and low ones, then by absmax; layers without a gradient last."""
     return sorted(layers, key=_urgency)
+
+
+def worst(layers: Iterable[Layer]) -> Layer | None:
+    """Return the first of :func:`worst_first`, None without any."""
+    return min(layers, key=_urgency, default=None)
 
 
 def common(layers: Iterable[Layer]) -> Common:
@@ -62,11 +68,11 @@ def choose(layers: Sequence[Layer], wanted: str | None, member: int | None, show
     layer fires now, 4. the worst.
     """
     named = find(layers, wanted) or _numbered(layers, member)
-    if named is not None or not layers:
+    first = worst(layers)
+    if named is not None or first is None:
         return named
-    worst = worst_first(layers)[0]
     before = _numbered(layers, shown)
-    return worst if before is None or (is_firing(worst) and not is_firing(before)) else before
+    return first if before is None or (is_firing(first) and not is_firing(before)) else before
 
 
 def is_firing(layer: Layer) -> bool:
@@ -76,7 +82,8 @@ def is_firing(layer: Layer) -> bool:
 
 def has_incident(layer: Layer) -> bool:
     """Return True if a rule fires for the layer, also while it recovers."""
-    return not {"firing", "recovering"}.isdisjoint(layer["rules"].values())
+    states = layer["rules"].values()
+    return "firing" in states or "recovering" in states
 
 
 def frozen(run: Mapping[str, Any], layers: Sequence[Layer]) -> tuple[str, list[str]]:
@@ -118,8 +125,8 @@ def _tone(layer: Layer) -> str:
 
 
 def _urgency(layer: Layer) -> tuple[int, int, int, float, int]:
-    states = set(layer["rules"].values())
-    rules = next((place for place, state in enumerate(URGENCY) if state in states), len(URGENCY))
+    states = layer["rules"].values()
+    rules = min((_RANKS.get(state, len(URGENCY)) for state in states), default=len(URGENCY)) if states else len(URGENCY)
     absmax = layer["absmax"]
     known = 0 if layer["state"] == "nonfinite" else 1 if absmax is not None and layer["state"] == "measured" else 2
     if layer["state"] == "zero":

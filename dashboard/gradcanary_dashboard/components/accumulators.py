@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dash import html
@@ -115,7 +116,7 @@ def tally(found: Sequence[Group]) -> str:
 def _kinds(layers: Sequence[Layer]) -> list[Kind]:
     alike: dict[str, list[Layer]] = {}
     for layer in layers:
-        alike.setdefault(re.sub(r"\d+", "#", layer["name"]), []).append(layer)
+        alike.setdefault(_pattern(layer["name"]), []).append(layer)
     made = [
         Kind(
             # One of a kind keeps its number.
@@ -128,6 +129,11 @@ def _kinds(layers: Sequence[Layer]) -> list[Kind]:
         for pattern, mine in alike.items()
     ]
     return sorted(made, key=lambda kind: kind.worst_first)
+
+
+@lru_cache(maxsize=numbers.KEPT)
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _worst(layers: Sequence[Layer], stat: str, which: Any) -> float | None:  # noqa: ANN401 -- min or max

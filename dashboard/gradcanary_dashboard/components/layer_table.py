@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.address.run import View, layer_urls
 from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis.layers import Layer
 from gradcanary_dashboard.components import elements, static, table
@@ -55,7 +54,9 @@ def rows(
     draws: bool = False,
 ) -> str:
     """Return a row per layer as JSON; ``draws`` is that of the card, ``common`` what the names of the run share."""
-    made = (replace(_row(run, layer, view), is_chosen=layer is chosen, common=common) for layer in listed)
+    url = layer_urls(run["run"], view)
+    has_ended = run["state"] in numbers.ENDED
+    made = (_row(layer, url, common, has_ended=has_ended, is_chosen=layer is chosen) for layer in listed)
     return table.written((_name(draws=draws), *COLUMNS), made)
 
 
@@ -86,11 +87,13 @@ def _name(*, draws: bool) -> Column:
     return Column("Parameter", "button link" if draws else "link")
 
 
-def _row(run: Mapping[str, Any], layer: Layer, view: View) -> table.Row:
-    texts = layers.row(layer, has_ended=run["state"] in numbers.ENDED)
+def _row(
+    layer: Layer, url: Callable[[str, int], str], common: Common, *, has_ended: bool, is_chosen: bool
+) -> table.Row:
+    texts = layers.row(layer, has_ended=has_ended)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
     state = next((word for word in ("firing", "not recovered", "low") if rule.endswith(word)), None)
     told = rule if state is None else {"text": rule, "title": explain(state)}
     cells: list[table.Cell] = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), told]
-    href = layer_url(run["run"], layer["name"], layer["layer"], view)
-    return table.Row(texts["name"], cells, href=href, tone=f"tone-{texts['tone']}")
+    href = url(layer["name"], layer["layer"])
+    return table.Row(texts["name"], cells, href, f"tone-{texts['tone']}", is_chosen, common)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -17,7 +18,7 @@ from dash.development.base_component import Component
 
 from gradcanary_dashboard.components import elements, static
 from gradcanary_dashboard.text.names import NOTHING_COMMON, Common
-from gradcanary_dashboard.text.numbers import NOTHING
+from gradcanary_dashboard.text.numbers import KEPT, NOTHING
 
 Name: TypeAlias = Literal["link", "button", "button link"]
 """A name leads to the layer's page, draws the layer on this page, or stands beside a button that does."""
@@ -93,26 +94,29 @@ def trees(columns: Sequence[Column], rows: Iterable[Row]) -> list[Any]:
     """
     seen: Counter[str] = Counter()
     found = []
+    # A text needs no attributes of its own: hundreds of rows share those of their column.
+    plain = [(column, _held(column), _held(column, "none")) for column in columns[1:]]
     for row in rows:
         seen[row.name] += 1
-        found.append(_row(columns, row, f"{row.name} {seen[row.name]}"))
+        key = f"{row.name} {seen[row.name]}"
+        held = {"class": _classes(row.tone, "chosen" if row.is_chosen else ""), "role": "row", "data-key": key}
+        cells = (
+            ["td", empty if cell == NOTHING else usual, cell] if isinstance(cell, str) else _cell(column, cell)
+            for (column, usual, empty), cell in zip(plain, row.cells, strict=True)
+        )
+        found.append(["tr", held, ["td", _OF_NAME, *_name(columns[0].kind, row)], *cells])
     return found
 
 
-def _row(columns: Sequence[Column], row: Row, key: str) -> list[Any]:
-    held = {"class": _classes(row.tone, "chosen" if row.is_chosen else ""), "role": "row", "data-key": key}
-    name = ["td", {"class": "name", "role": "cell"}, *_name(columns[0].kind, row)]
-    return ["tr", held, name, *(_cell(column, cell) for column, cell in zip(columns[1:], row.cells, strict=True))]
+_OF_NAME = {"class": "name", "role": "cell"}
 
 
-def _cell(column: Column, cell: Cell) -> list[Any]:
-    given: Mapping[str, Any] = {"text": cell} if isinstance(cell, str) else cell
-    is_none = given.get("text") == NOTHING
-    held = {
-        "class": _classes(column.kind, given.get("mark", ""), "none" if is_none else ""),
-        "role": "cell",
-        "data-name": column.head,
-    }
+def _held(column: Column, *marks: str) -> dict[str, str]:
+    return {"class": _classes(column.kind, *marks), "role": "cell", "data-name": column.head}
+
+
+def _cell(column: Column, given: Mapping[str, Any]) -> list[Any]:
+    held = _held(column, given.get("mark", ""), "none" if given.get("text") == NOTHING else "")
     if "title" in given:
         held["title"] = given["title"]
     return ["td", held, *given.get("parts", (given.get("text"),))]
@@ -128,17 +132,18 @@ def _name(kind: str, row: Row) -> list[Any]:
     words = {"title": f"{row.name}: draw its trend here", "aria-label": f"Draw the trend of {row.name}"}
     held = {"type": "button", "data-layer": row.name, "aria-pressed": str(row.is_chosen).lower(), **words}
     if kind == "button":
-        return [["button", held, *_parts(row)]]
+        return [["button", held, *_parts(row.name, row.common)]]
     return [["button", {**held, "class": "draw"}, _ICON], _link(row)]
 
 
 def _link(row: Row) -> list[Any]:
-    return ["a", {"class": "layer", "title": row.name, "href": row.href, "data-way": ""}, *_parts(row)]
+    return ["a", {"class": "layer", "title": row.name, "href": row.href, "data-way": ""}, *_parts(row.name, row.common)]
 
 
-def _parts(row: Row) -> list[Any]:
+@lru_cache(maxsize=KEPT)
+def _parts(name: str, common: Common) -> Sequence[Any]:
     """Return the name of a layer as ``elements.parameter`` does."""
-    before, pieces, after = row.common.split(row.name)
+    before, pieces, after = common.split(name)
     parts = [part for piece in pieces for part in (piece, ["wbr", {}])]
     return [*_shared(before), *parts, *_shared(after)]
 

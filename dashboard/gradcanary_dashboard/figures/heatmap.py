@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +25,7 @@ from gradcanary_dashboard.analysis.arrays import (
 )
 from gradcanary_dashboard.analysis.buckets import Buckets
 from gradcanary_dashboard.analysis.events import Events
-from gradcanary_dashboard.analysis.layers import Layer, common, worst_first
+from gradcanary_dashboard.analysis.layers import Layer, common, worst
 from gradcanary_dashboard.analysis.stats import STATS, Stat
 from gradcanary_dashboard.figures import axes, color_bar, palette
 from gradcanary_dashboard.figures import events as event_marks
@@ -233,12 +234,12 @@ class RowLink:
         numbers: Sequence[int] = row["layers"]
         if len(numbers) == 1:
             return cls(row["name"], row["name"], numbers)
-        ranked = worst_first([known[number] for number in numbers if number in known])
-        if not ranked:
+        first = worst(known[number] for number in numbers if number in known)
+        if first is None:
             return cls(row["name"], str(numbers[0]), numbers)
-        name, worst = str(ranked[0]["name"]), ranked[0]["layer"]
-        others = [number for number in numbers if number != worst]
-        return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [worst, *others])
+        name, number = str(first["name"]), first["layer"]
+        others = [other for other in numbers if other != number]
+        return cls(f"{name} and {number_text.plural(len(others), 'other parameter')}", name, [number, *others])
 
 
 def _short_names(leads: Sequence[RowLink], layers: Sequence[Layer]) -> list[str]:
@@ -323,11 +324,13 @@ def _cut(name: str) -> str:
 
 def _labelled(blocks: Sequence[tuple[int, int]], row_px: float) -> list[tuple[int, int]]:
     """Return the blocks whose labels do not overlap: the largest first, of equal ones the first."""
-    kept: list[tuple[int, int]] = []
+    kept: list[tuple[float, tuple[int, int]]] = []  # by their middles
     for block in sorted(blocks, key=lambda block: block[0] - block[1]):
-        if all(abs(_middle(block) - _middle(other)) * row_px >= LABEL_PX for other in kept):
-            kept.append(block)
-    return sorted(kept)
+        middle = _middle(block)
+        place = bisect(kept, (middle, block))
+        if all(abs(middle - other) * row_px >= LABEL_PX for other, _ in kept[max(0, place - 1) : place + 1]):
+            kept.insert(place, (middle, block))
+    return sorted(block for _, block in kept)
 
 
 def _middle(block: tuple[int, int]) -> float:

@@ -150,8 +150,12 @@ def dtypes(counts: Mapping[str, int]) -> str:
 
 def accumulator(told: Mapping[str, str | None]) -> str:
     """Return the dtypes of an accumulator, declared, stored and effective: ``fp32 / bf16 / bf16``."""
-    dtypes = (told[key] or NOTHING for key in ("declared", "stored", "effective"))
-    return " / ".join(SHORT.get(dtype, dtype) for dtype in dtypes)
+    return _dtypes(told["declared"], told["stored"], told["effective"])
+
+
+@lru_cache(maxsize=KEPT)
+def _dtypes(*names: str | None) -> str:
+    return " / ".join(SHORT.get(name or NOTHING, name or NOTHING) for name in names)
 
 
 def short_block(name: str, limit: int = 14) -> str:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from gradcanary import wire
 from gradcanary_server.api import cell_states, runs
@@ -236,7 +236,7 @@ def build_series(
     span: StepRange,
 ) -> Json:
     """Return the envelope of a stat for some layers, given by number or name."""
-    chosen = select_layers(layers.read_layers(connection, run.run_id), layer_keys)
+    chosen = select_layers(layers.find_layers(connection, run.run_id, layer_keys[:MAX_SERIES]), layer_keys)
     result = query(measurements, connection, run.run_id, (stat,), span)
     envelope = result.read(measurements, connection, _numbers(chosen))
     return {
@@ -261,7 +261,7 @@ def build_layer(
     connection: Connection, measurements: Reader, rules: Rules, run: Record, layer_key: str, span: StepRange
 ) -> Json:
     """Return the envelopes of the measured stats of a layer, given by number or name; absmax also without a value."""
-    [row] = select_layers(layers.read_layers(connection, run.run_id), [layer_key])
+    [row] = select_layers(layers.find_layers(connection, run.run_id, [layer_key]), [layer_key])
     result = query(measurements, connection, run.run_id, wire.STATS, span)
     envelope = result.read(measurements, connection, _numbers([row]))
     measured = _measured_stats(result.stats, envelope)
@@ -361,10 +361,16 @@ def build_metrics(
 
 def select_metrics(connection: Connection, run_id: int, selector: MetricSelector) -> list[tuple[str, str]]:
     """Return the sorted names and tags of the selected metrics."""
-    query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == run_id)
-    query = query.where(metric.c.name.in_(selector.names)) if selector.names else query
-    rows = connection.execute(query.where(metric.c.tags.in_(selector.tags)) if selector.tags else query)
+    query = _metrics_query(bool(selector.names), bool(selector.tags))
+    rows = connection.execute(query, {"run_id": run_id, "names": selector.names, "tags": selector.tags})
     return sorted((row.name, row.tags) for row in rows)
+
+
+@lru_cache
+def _metrics_query(has_names: bool, has_tags: bool) -> Select[Any]:
+    query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == bindparam("run_id"))
+    query = query.where(metric.c.name.in_(bindparam("names", expanding=True))) if has_names else query
+    return query.where(metric.c.tags.in_(bindparam("tags", expanding=True))) if has_tags else query
 
 
 def iter_samples(

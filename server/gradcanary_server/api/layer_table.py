@@ -4,8 +4,9 @@ import json
 from functools import lru_cache
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gradcanary import wire
 from gradcanary_server.api.charts import block_name
@@ -77,55 +78,65 @@ def build_layer_table(connection: Connection, measurements: Reader, run_id: int)
     order = launch_order(connection, run_id)
     for batch in measurements.latest(connection, run_id):
         latest.update(batch, order[batch.launch_no])
-    verdicts = rule_states.read_state(connection, run_id).state.verdicts([row.layer_no for row in rows])
+    numbers = [row.layer_no for row in rows]
+    verdicts = rule_states.read_state(connection, run_id).state.verdicts(numbers)
     _fill_frozen(connection, run_id, latest.values["frozen_fraction"])
-    values = {stat: _to_json_numbers(plane) for stat, plane in latest.values.items()}
+    columns = zip(*(_to_json_numbers(latest.values[stat][numbers]) for stat in SHOWN), strict=True)
+    planes = (latest.at, latest.state, latest.step, latest.micro_steps)
+    samples = zip(*(plane[numbers].tolist() for plane in planes), strict=True)
     return [
-        _to_json(row, latest, {stat: numbers[row.layer_no] for stat, numbers in values.items()}, verdict)
-        for row, verdict in zip(rows, verdicts, strict=True)
+        _to_json(row, sample, values, verdict)
+        for row, sample, values, verdict in zip(rows, samples, columns, verdicts, strict=True)
     ]
+
+
+_FROZEN = (
+    select(incident_layer.c.layer_no, incident_layer.c.value)
+    .join(
+        incident,
+        (incident_layer.c.run_id == incident.c.run_id) & (incident_layer.c.incident_id == incident.c.incident_id),
+    )
+    .where(incident.c.run_id == bindparam("run_id"), incident.c.rule.in_(("frozen", "in_vain")))
+    .where(incident_layer.c.layer_no >= 0, incident_layer.c.value.is_not(None))
+    .order_by(incident_layer.c.since_step.desc())
+)
 
 
 def _fill_frozen(connection: Connection, run_id: int, shares: NDArray[np.float32]) -> None:
     """Fill in the shares that incidents name, of layers whose last measurement is older than the samples read."""
-    of_incident = (incident_layer.c.run_id == incident.c.run_id) & (
-        incident_layer.c.incident_id == incident.c.incident_id
-    )
-    query = select(incident_layer.c.layer_no, incident_layer.c.value).join(incident, of_incident)
-    query = query.where(incident.c.run_id == run_id, incident.c.rule.in_(("frozen", "in_vain")))
-    query = query.where(incident_layer.c.layer_no >= 0, incident_layer.c.value.is_not(None))
-    for number, value in connection.execute(query.order_by(incident_layer.c.since_step.desc())):
+    for number, value in connection.execute(_FROZEN, {"run_id": run_id}):
         if np.isnan(shares[number]):
             shares[number] = value
 
 
 def _to_json_numbers(values: NDArray[np.float32]) -> list[float | None]:
     """Return numbers in the shortest digits of a float32; None for NaN and infinities."""
-    are_finite = np.isfinite(values).tolist()
-    return [float(str(value)) if is_finite else None for value, is_finite in zip(values, are_finite, strict=True)]
+    numbers: list[float | None] = orjson.loads(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+    return numbers
 
 
-def _to_json(row: Record, latest: _Latest, values: dict[str, float | None], verdict: Verdict) -> Json:
-    number = row.layer_no
-    is_known = latest.at[number] >= 0
-    state = wire.STATES[int(latest.state[number])] if is_known else None
-    if is_known and state != "nonfinite" and values["nonfinite"] is None:
-        values["nonfinite"] = 0  # agents send the count only if it is not zero
-    return {
-        "layer": number,
+def _to_json(row: Record, sample: tuple[int, ...], values: tuple[float | None, ...], verdict: Verdict) -> Json:
+    """Return a layer; ``sample`` is ``at``, ``state``, ``step`` and ``micro_steps``, ``values`` are those of SHOWN."""
+    at, state, step, micro_steps = sample
+    is_known = at >= 0
+    described = {
+        "layer": row.layer_no,
         "name": row.name,
         "block": block_name(row.name),
         "shape": _shape(row.shape),
         "param_dtype": row.param_dtype,
         "accumulator": {"declared": row.declared, "stored": row.stored, "effective": row.effective},
-        "micro_steps": int(latest.micro_steps[number]) if is_known else None,
-        "step": int(latest.step[number]) if is_known else None,
-        "state": state,
-        **values,
+        "micro_steps": micro_steps if is_known else None,
+        "step": step if is_known else None,
+        "state": wire.STATES[state] if is_known else None,
+        **dict(zip(SHOWN, values, strict=True)),
         "rules": verdict.rules,
         "below_threshold": verdict.below_threshold,
         "baseline": verdict.baseline,
     }
+    if is_known and described["state"] != "nonfinite" and described["nonfinite"] is None:
+        described["nonfinite"] = 0  # agents send the count only if it is not zero
+    return described
 
 
 @lru_cache(maxsize=1024)

@@ -7,11 +7,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
-from sqlalchemy import ColumnElement, Connection, Select, String, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, String, bindparam, func, or_, select
 
 from gradcanary_server import validation
 from gradcanary_server.api.http import Json, JsonRoute, encode_array, json_response, select_keys
@@ -93,6 +94,10 @@ class RunFilter:
 
         For a state in UNENDED it returns all runs that have not ended.
         """
+        return _run_query(self)
+
+    def build_query(self) -> Select[Any]:
+        """Return the query of :meth:`query`, which is cached: pages ask for the same list each second."""
         conditions = [
             run.c.archived.is_(self.archived),
             *(_has_word(word) for word in self.text.replace("\0", " ").split()),
@@ -105,6 +110,9 @@ class RunFilter:
             is_unacked = run.c.run_id.in_(service.runs_to_acknowledge())
             conditions.append(is_unacked if self.unacked else ~is_unacked)
         return self.order.select(select(run.c.run_id).where(*conditions), self.after)
+
+
+_run_query = lru_cache(maxsize=64)(RunFilter.build_query)
 
 
 class RunPatch(Body):
@@ -263,12 +271,18 @@ def _check(patch: RunPatch) -> None:
             raise invalid("A tag does not begin or end with a space.", f"tags.{number}")
 
 
+_DTYPE = func.coalesce(layer.c.effective, layer.c.stored)
+_LAYERS_BY_DTYPE = (
+    select(layer.c.run_id, _DTYPE, func.count())
+    .where(layer.c.run_id.in_(bindparam("run_ids", expanding=True)))
+    .group_by(layer.c.run_id, _DTYPE)
+)
+
+
 def _count_layers(connection: Connection, ids: Sequence[int]) -> dict[int, dict[str | None, int]]:
     """Return the number of layers by accumulator dtype (effective, else stored), by run."""
-    dtype = func.coalesce(layer.c.effective, layer.c.stored)
-    query = select(layer.c.run_id, dtype, func.count()).where(layer.c.run_id.in_(ids))
     counts: dict[int, dict[str | None, int]] = defaultdict(dict)
-    for run_id, name, count in connection.execute(query.group_by(layer.c.run_id, dtype)):
+    for run_id, name, count in connection.execute(_LAYERS_BY_DTYPE, {"run_ids": ids}):
         counts[run_id][name] = count
     return counts
 
@@ -312,11 +326,16 @@ def _environment(stored: dict[str, Any] | None) -> Json | None:
     return stored and {**stored, "versions": dict(stored["versions"]), "job": dict(stored["job"])}
 
 
+_SESSIONS = (
+    select(session, launch.c.launch, launch.c.world_size)
+    .join(launch, (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no))
+    .where(session.c.run_id == bindparam("run_id"), session.c.rank >= 0)
+    .order_by(*run_store.ORDER, session.c.rank, session.c.started)
+)
+
+
 def _read_sessions(connection: Connection, run_id: int) -> Sequence[Record]:
-    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
-    query = select(session, launch.c.launch, launch.c.world_size).join(launch, joined)
-    order = (*run_store.ORDER, session.c.rank, session.c.started)
-    return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
+    return connection.execute(_SESSIONS, {"run_id": run_id}).all()
 
 
 def _session_to_json(row: Record, state: str) -> Json:

@@ -7,9 +7,9 @@ session sends requests and no new step.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from sqlalchemy import Column, Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gradcanary_server.incidents import service
 from gradcanary_server.rules.config import Rules, Silent, Stalled
@@ -151,6 +151,14 @@ def find_absence(
     return Absence("stalled", launch_no, last_step, stepped_at, any(is_stale(session, now) for session in sessions))
 
 
+_RUN_IDS = bindparam("run_ids", expanding=True)
+_RUNS = select(run).where(run.c.run_id.in_(_RUN_IDS))
+_STATES = select(run.c.run_id, run.c.name, run.c.ended, run.c.step).where(run.c.run_id.in_(_RUN_IDS))
+_OPEN_SESSIONS = select(session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s).where(
+    session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(_RUN_IDS)
+)
+
+
 def read_status(connection: Connection, name: str, now: float, silent: Silent) -> RunStatus:
     """Return a run by name; raises RequestError 404."""
     return _statuses(connection, [runs.get_run(connection, name)], now, silent)[0]
@@ -158,14 +166,13 @@ def read_status(connection: Connection, name: str, now: float, silent: Silent) -
 
 def read_statuses(connection: Connection, run_ids: Sequence[int], now: float, silent: Silent) -> list[RunStatus]:
     """Return runs in the order of their ids; to sort whole rows in SQL would copy all their facts."""
-    rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_(run_ids)))}
+    rows = {row.run_id: row for row in connection.execute(_RUNS, {"run_ids": run_ids})}
     return _statuses(connection, [rows[run_id] for run_id in run_ids], now, silent)
 
 
 def read_states(connection: Connection, run_ids: Sequence[int], now: float, silent: Silent) -> dict[str, str]:
     """Return the states of runs by name."""
-    columns: list[Column[Any]] = [run.c.run_id, run.c.name, run.c.ended, run.c.step]
-    rows = connection.execute(select(*columns).where(run.c.run_id.in_(run_ids))).all()
+    rows = connection.execute(_STATES, {"run_ids": run_ids}).all()
     return {status.row.name: status.state for status in _statuses(connection, rows, now, silent)}
 
 
@@ -178,10 +185,8 @@ def read_open_statuses(connection: Connection, limit: int, now: float, silent: S
 
 def _statuses(connection: Connection, rows: Sequence[Record], now: float, silent: Silent) -> list[RunStatus]:
     run_ids = [row.run_id for row in rows]
-    columns = (session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s)
-    query = select(*columns).where(session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(run_ids))
     open_sessions: dict[int, list[SessionActivity]] = defaultdict(list)
-    for open_session in connection.execute(query):
+    for open_session in connection.execute(_OPEN_SESSIONS, {"run_ids": run_ids}):
         open_sessions[open_session.run_id].append(open_session)
     open_rules = service.open_absence_rules(connection, run_ids)
     listening_since = heartbeat.listening_since(connection, now)

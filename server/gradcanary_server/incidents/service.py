@@ -226,14 +226,18 @@ def crashed_runs(connection: Connection) -> frozenset[int]:
     return frozenset(connection.scalars(query))
 
 
+_RUN_IDS = bindparam("run_ids", expanding=True)
+_ABSENCES = select(incident.c.run_id, incident.c.rule).where(
+    incident.c.state == "open", incident.c.rule.in_(ABSENCE_RULES)
+)
+_ABSENCES_OF_RUNS = _ABSENCES.where(incident.c.run_id.in_(_RUN_IDS))
+
+
 def open_absence_rules(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
     """Return the rules of open incidents of silent and stalled runs, by run."""
-    query = select(incident.c.run_id, incident.c.rule).where(incident.c.state == "open")
-    query = query.where(incident.c.rule.in_(ABSENCE_RULES))
-    if run_ids is not None:
-        query = query.where(incident.c.run_id.in_(list(run_ids)))
+    query, values = (_ABSENCES, {}) if run_ids is None else (_ABSENCES_OF_RUNS, {"run_ids": list(run_ids)})
     rules: dict[int, frozenset[str]] = defaultdict(frozenset)
-    for row in connection.execute(query):
+    for row in connection.execute(query, values):
         rules[row.run_id] |= {row.rule}
     return rules
 
@@ -279,6 +283,9 @@ def incident_url(public_url: str, run_name: str, incident_id: int) -> str:
     return f"{public_url}/runs/{run_name}?incident={incident_id}"
 
 
+_STANDING = select(incident).where(incident.c.run_id.in_(_RUN_IDS), _STANDS).order_by(incident.c.incident_id)
+
+
 def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, RunHeadline]:
     """Return the headline of each of these runs: that of the worst open incident.
 
@@ -287,8 +294,7 @@ def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int,
     incident counts.
     """
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
-    query = select(incident).where(incident.c.run_id.in_(list(run_ids)), _STANDS)
-    for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
+    for row in connection.execute(_STANDING, {"run_ids": list(run_ids)}).mappings():
         rows[row["run_id"]].append(row)
     return {run_id: _headline(incidents) for run_id, incidents in rows.items()}
 
@@ -305,10 +311,15 @@ def worst_rank() -> ScalarSelect[int]:
     return select(func.coalesce(rank, 0)).where(incident.c.run_id == run.c.run_id, _STANDS).scalar_subquery()
 
 
+_ENDS = select(incident.c.incident_id, incident.c.since_step, incident.c.resolved_step).where(
+    incident.c.run_id == bindparam("run_id")
+)
+
+
 def incident_marks(connection: Connection, run_id: int) -> list[IncidentMark]:
     """Return where the incidents of a run began and ended, by step."""
     marks = []
-    for row in connection.execute(select(incident).where(incident.c.run_id == run_id)):
+    for row in connection.execute(_ENDS, {"run_id": run_id}):
         marks.append(IncidentMark(row.since_step, row.incident_id, "fired"))
         if row.resolved_step is not None:
             marks.append(IncidentMark(row.resolved_step, row.incident_id, "resolved"))

@@ -167,12 +167,13 @@ class RuleState:
     def verdicts(self, layers: Sequence[int]) -> list[Verdict]:
         """Return the verdicts of layers by their numbers; a layer that was never evaluated has an empty one."""
         numbers = np.array(layers, np.int64)
-        evaluated = np.flatnonzero(numbers < len(self.present)).tolist()
-        columns = numbers[numbers < len(self.present)]
-        verdicts = [Verdict({}, below_threshold=False, baseline=None) for _ in layers]
-        values = zip(evaluated, self.below_threshold[columns].tolist(), self.baselines.absmax(columns), strict=True)
-        for index, is_low, baseline in values:
-            verdicts[index] = Verdict({}, is_low, baseline)
+        is_evaluated = numbers < len(self.present)
+        evaluated, columns = np.flatnonzero(is_evaluated).tolist(), numbers[is_evaluated]
+        values = zip(self.below_threshold[columns].tolist(), self.baselines.absmax(columns), strict=True)
+        verdicts = [
+            Verdict({}, *(next(values) if known else (False, None)))
+            for known in is_evaluated.tolist()
+        ]
         for rule, signals in RULES.items():
             states = _rule_states(self.scores, signals, columns, self.resolve_after[columns])
             for column in np.flatnonzero(states).tolist():

@@ -6,7 +6,7 @@ that slept, a clock that was set) is not held against a run. :mod:`gradcanary_se
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.runs import SILENT
@@ -50,6 +50,9 @@ _LAST_SEEN = (
 )
 
 
+_BEAT = select(collector_heartbeat).where(collector_heartbeat.c.heartbeat_id == bindparam("heartbeat_id"))
+
+
 @dataclass(frozen=True)
 class Heartbeat:
     """A row of ``collector_heartbeat``; more than ``gap_s`` between two beats, forward or back, is an interruption."""
@@ -74,8 +77,7 @@ class Heartbeat:
 
     def since(self, connection: Connection, now: float) -> float | None:
         """Return the time of the first beat after the last interruption, None without any beat."""
-        where = collector_heartbeat.c.heartbeat_id == self.number
-        row = connection.execute(select(collector_heartbeat).where(where)).one_or_none()
+        row = connection.execute(_BEAT, {"heartbeat_id": self.number}).one_or_none()
         if row is None:
             return None
         return float(row.listening_since) if self._is_continuous(row.last_beat, now) else now

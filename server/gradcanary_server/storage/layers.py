@@ -31,10 +31,25 @@ _SET_ACCUMULATORS = update(layer).where(
 MAX_LAYERS_OF_RUN = 100_000
 """Over all launches of a run; one launch has at most Limits.max_layers."""
 
+_DIGITS = len(str(MAX_LAYERS_OF_RUN))
+
+
+_OF_RUN = select(layer).where(layer.c.run_id == bindparam("run_id")).order_by(layer.c.layer_no)
+_BY_KEY = _OF_RUN.where(
+    layer.c.name.in_(bindparam("names", expanding=True)) | layer.c.layer_no.in_(bindparam("numbers", expanding=True))
+)
+
 
 def read_layers(connection: Connection, run_id: int) -> Sequence[Record]:
     """Return the rows of a run's layers in model order."""
-    return connection.execute(select(layer).where(layer.c.run_id == run_id).order_by(layer.c.layer_no)).all()
+    return connection.execute(_OF_RUN, {"run_id": run_id}).all()
+
+
+def find_layers(connection: Connection, run_id: int, keys: Sequence[str]) -> Sequence[Record]:
+    """Return the rows of the layers with these names or numbers, in model order."""
+    names = [key for key in keys if "\0" not in key]  # PostgreSQL fails for a NUL
+    numbers = [int(key) for key in keys if key.isascii() and key.isdigit() and len(key) <= _DIGITS]
+    return connection.execute(_BY_KEY, {"run_id": run_id, "names": names, "numbers": numbers}).all()
 
 
 def register_layers(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, tuple_, update
 
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, unknown_run
@@ -110,12 +110,20 @@ def overrule_forecasts(stored: str, moved: Collection[str], still: Collection[st
     return json.dumps(facts)
 
 
+_BY_NAME = select(run).join(run_name, run_name.c.run_id == run.c.run_id).where(run_name.c.name == bindparam("name"))
+_HELD_BY_NAME = _BY_NAME.with_for_update()
+_ALIASES = (
+    select(run_name.c.name)
+    .join(run, run.c.run_id == run_name.c.run_id)
+    .where(run.c.run_id == bindparam("run_id"), run_name.c.name != run.c.name)
+)
+
+
 def find_run(connection: Connection, name: str, *, held: bool = False) -> Record | None:
     """Return the row of the run with a name or former name; ``held`` locks it."""
     if not is_run_name(name):
         return None  # PostgreSQL fails for a NUL
-    query = _select_by_name(name).with_for_update() if held else _select_by_name(name)
-    return connection.execute(query).one_or_none()
+    return connection.execute(_HELD_BY_NAME if held else _BY_NAME, {"name": name}).one_or_none()
 
 
 def get_run(connection: Connection, name: str, *, held: bool = False) -> Record:
@@ -149,12 +157,11 @@ def create_run(connection: Connection, name: str, now: float, values: Mapping[st
         run_id = new_run_id(now)
     if not insert_new(connection, run_name, {"name": name, "run_id": run_id}):
         connection.execute(delete(run).where(run.c.run_id == run_id))
-    return connection.execute(_select_by_name(name).with_for_update()).one()
+    return connection.execute(_HELD_BY_NAME, {"name": name}).one()
 
 
 def aliases_of(connection: Connection, run_id: int) -> list[str]:
-    query = select(run_name.c.name).join(run, run.c.run_id == run_name.c.run_id).where(run.c.run_id == run_id)
-    return sorted(connection.scalars(query.where(run_name.c.name != run.c.name)))
+    return sorted(connection.scalars(_ALIASES, {"run_id": run_id}))
 
 
 def rename_run(connection: Connection, row: Record, name: str) -> None:
@@ -162,7 +169,7 @@ def rename_run(connection: Connection, row: Record, name: str) -> None:
     if name == row.name:
         return
     if not insert_new(connection, run_name, {"name": name, "run_id": row.run_id}):
-        other = connection.execute(_select_by_name(name)).one()
+        other = connection.execute(_BY_NAME, {"name": name}).one()
         if other.run_id != row.run_id:
             reason = f"There is a run {name!r} here"
             if other.name != name:
@@ -197,10 +204,6 @@ def delete_run(connection: Connection, row: Record, now: float) -> None:
     next_number(connection, DELETION)
 
 
-def _select_by_name(name: str) -> Select[Any]:
-    return select(run).join(run_name, run_name.c.run_id == run.c.run_id).where(run_name.c.name == name)
-
-
 CLOCK_S = 5.0
 """A smaller offset of an agent's clock is ignored: a Date header has whole seconds, and requests take time."""
 
@@ -215,6 +218,34 @@ _IS_OF_LAUNCH = (
 )
 _IN_ORDER_CONFIGURED = _IN_ORDER.outerjoin(configuration, _IS_OF_LAUNCH).add_columns(
     configuration.c.settings, configuration.c.metrics
+)
+
+
+_RUN_IDS = bindparam("run_ids", expanding=True)
+_THRESHOLDS = select(launch.c.run_id, launch.c.collapse_below).where(launch.c.run_id.in_(_RUN_IDS)).order_by(*ORDER)
+_MAX_STEPS = (
+    select(
+        session.c.run_id,
+        func.max(session.c.max_step).label("max_step"),
+        func.max(session.c.max_step_at).label("max_step_at"),
+    )
+    .join(launch, (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no))
+    .where(session.c.run_id.in_(_RUN_IDS), session.c.max_step.is_not(None))
+    .group_by(session.c.run_id, *ORDER)
+    .order_by(*ORDER)
+)
+_CONFIGURATIONS = select(configuration).where(configuration.c.run_id == bindparam("run_id"))
+_CONFIGURATION = _CONFIGURATIONS.where(configuration.c.launch_no == bindparam("launch_no"))
+_LATER = launch.alias()
+_NEWEST_ENVIRONMENTS = (
+    select(configuration.c.run_id, configuration.c.environment)
+    .join(launch, (launch.c.run_id == configuration.c.run_id) & (launch.c.launch_no == configuration.c.launch_no))
+    .where(
+        configuration.c.run_id.in_(_RUN_IDS),
+        ~exists().where(
+            _LATER.c.run_id == launch.c.run_id, tuple_(_LATER.c.started, _LATER.c.launch_no) > tuple_(*ORDER)
+        ),
+    )
 )
 
 
@@ -236,18 +267,13 @@ def configured_launch(
 
 def own_thresholds(connection: Connection, run_ids: Sequence[int]) -> dict[int, float | None]:
     """Return ``collapse_below`` of the newest launch of each run."""
-    query = select(launch.c.run_id, launch.c.collapse_below).where(launch.c.run_id.in_(run_ids)).order_by(*ORDER)
-    return {row.run_id: row.collapse_below for row in connection.execute(query)}
+    return {row.run_id: row.collapse_below for row in connection.execute(_THRESHOLDS, {"run_ids": run_ids})}
 
 
 def max_steps(connection: Connection, run_ids: Sequence[int]) -> dict[int, tuple[int, float | None]]:
     """Return the highest step that the newest launch of each run reported, sampled or not, and when."""
-    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
-    columns = func.max(session.c.max_step).label("max_step"), func.max(session.c.max_step_at).label("max_step_at")
-    query = select(session.c.run_id, *columns).join(launch, joined)
-    query = query.where(session.c.run_id.in_(run_ids), session.c.max_step.is_not(None))
-    in_order = query.group_by(session.c.run_id, *ORDER).order_by(*ORDER)
-    return {row.run_id: (row.max_step, row.max_step_at) for row in connection.execute(in_order)}
+    rows = connection.execute(_MAX_STEPS, {"run_ids": run_ids})
+    return {row.run_id: (row.max_step, row.max_step_at) for row in rows}
 
 
 def max_step(connection: Connection, run_id: int) -> int | None:
@@ -308,20 +334,14 @@ def store_configuration(connection: Connection, run_id: int, launch_no: int, hel
 
 def read_configurations(connection: Connection, run_id: int, launch_no: int | None = None) -> dict[int, Configuration]:
     """Return what is known of the configuration of each launch of a run, or of one launch, by its number."""
-    query = select(configuration).where(configuration.c.run_id == run_id)
-    query = query if launch_no is None else query.where(configuration.c.launch_no == launch_no)
-    return {row.launch_no: Configuration.of(row) for row in connection.execute(query)}
+    query = _CONFIGURATIONS if launch_no is None else _CONFIGURATION
+    rows = connection.execute(query, {"run_id": run_id, "launch_no": launch_no})
+    return {row.launch_no: Configuration.of(row) for row in rows}
 
 
 def read_hosts(connection: Connection, run_ids: Sequence[int]) -> dict[int, str]:
     """Return the host of the newest launch of each run that has reported one."""
-    same = (launch.c.run_id == configuration.c.run_id) & (launch.c.launch_no == configuration.c.launch_no)
-    later = launch.alias()
-    is_newest = ~exists().where(
-        later.c.run_id == launch.c.run_id, tuple_(later.c.started, later.c.launch_no) > tuple_(*ORDER)
-    )
-    query = select(configuration.c.run_id, configuration.c.environment).join(launch, same)
-    found = connection.execute(query.where(configuration.c.run_id.in_(run_ids), is_newest))
+    found = connection.execute(_NEWEST_ENVIRONMENTS, {"run_ids": run_ids})
     environments = {row.run_id: json.loads(row.environment) for row in found}
     return {run_id: environment["host"] for run_id, environment in environments.items() if environment}
 

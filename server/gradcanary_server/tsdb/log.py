@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import pybase64
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gradcanary_server.caches import Cache, split_cache_budget
 from gradcanary_server.storage.database import Record
@@ -83,6 +83,14 @@ def _decode(text: bytes) -> bytes | None:
     return column if pybase64.b64encode(column) == text else None
 
 
+_OF_RUN = (
+    select(batch.c.session, batch.c.seq, batch.c.launch_no, session.c.layer_sets)
+    .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
+    .where(batch.c.run_id == bindparam("run_id"), session.c.is_primary, batch.c.seq >= session.c.sealed_seq)
+    .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
+)
+
+
 class BatchKey(Protocol):
     """The key of a batch in its run."""
 
@@ -114,14 +122,7 @@ class BatchLog:
 
     def read_run(self, connection: Connection, run_id: int) -> list[LoggedBatch]:
         """Return the batches of primary sessions of a run that are not wholly in tiles, by launch and seq."""
-        joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session)
-        query = (
-            select(batch.c.session, batch.c.seq, batch.c.launch_no, session.c.layer_sets)
-            .join(session, joined)
-            .where(batch.c.run_id == run_id, session.c.is_primary, batch.c.seq >= session.c.sealed_seq)
-            .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
-        )
-        rows = connection.execute(query).all()
+        rows = connection.execute(_OF_RUN, {"run_id": run_id}).all()
         return [self.read(connection, run_id, row, row.layer_sets) for row in rows]
 
     def read_session(self, connection: Connection, row: Record, most: int, most_bytes: int) -> list[LoggedBatch]:

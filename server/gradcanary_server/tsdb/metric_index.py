@@ -19,6 +19,10 @@ LOSS = hashlib.sha256(b"loss\0{}").digest()
 """The key of the metric ``loss`` without tags."""
 
 _SERIES = select(metric.c.name, metric.c.tags, metric.c.launch_no).where(metric.c.run_id == bindparam("run_id"))
+_LAST_VALUES = select(metric.c.name, metric.c.tags, metric.c.last).where(metric.c.run_id == bindparam("run_id"))
+_LOSSES = select(metric.c.run_id, metric.c.name, metric.c.last).where(
+    metric.c.run_id.in_(bindparam("run_ids", expanding=True)), metric.c.series == LOSS
+)
 _CHANGE = update(metric).where(metric.c.run_id == bindparam("at_run_id"), metric.c.series == bindparam("at_series"))
 
 
@@ -66,7 +70,7 @@ def update_series(
 
 def list_series(connection: Connection, run_id: int) -> list[Series]:
     """Return the series of a run by name and tags."""
-    rows = connection.execute(select(metric).where(metric.c.run_id == run_id)).all()
+    rows = connection.execute(_LAST_VALUES, {"run_id": run_id}).all()
     # Sorted here: PostgreSQL's order depends on its locale.
     in_order = sorted(rows, key=lambda row: (row.name, row.tags))
     return [Series(row.name, json.loads(row.tags), row.last) for row in in_order]
@@ -74,8 +78,8 @@ def list_series(connection: Connection, run_id: int) -> list[Series]:
 
 def last_losses(connection: Connection, run_ids: Sequence[int]) -> dict[int, Series]:
     """Return the series ``loss`` without tags of the runs that log it."""
-    query = select(metric).where(metric.c.run_id.in_(run_ids), metric.c.series == LOSS)
-    return {row.run_id: Series(row.name, {}, row.last) for row in connection.execute(query)}
+    rows = connection.execute(_LOSSES, {"run_ids": run_ids})
+    return {row.run_id: Series(row.name, {}, row.last) for row in rows}
 
 
 def last_loss_of_run(missing: float) -> ColumnElement[float]:

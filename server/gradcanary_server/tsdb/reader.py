@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gradcanary import wire
 from gradcanary_server.storage.database import Database
@@ -233,14 +233,19 @@ class _VisibleRange:
     measured: Span | None
 
 
+_MEASURED = (
+    select(session.c.launch_no, session.c.first_sample, session.c.last_step)
+    .join(launch, (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no))
+    .where(session.c.run_id == bindparam("run_id"), session.c.is_primary)
+    .order_by(*ORDER)
+)
+
+
 def _visible_ranges(
     connection: Connection, run_id: int, begin: int | None, end: int | None, *, overlapping: bool
 ) -> list[_VisibleRange]:
     """Return the visible steps of each launch, in the order of their start; with ``overlapping`` all steps."""
-    query = select(session.c.launch_no, session.c.first_sample, session.c.last_step)
-    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
-    where = (session.c.run_id == run_id) & session.c.is_primary
-    rows = connection.execute(query.join(launch, joined).where(where).order_by(*ORDER)).all()
+    rows = connection.execute(_MEASURED, {"run_id": run_id}).all()
     ranges = []
     free = [(begin or 0, MAX_STEP_EXCLUSIVE if end is None else end + 1)]
     for row in reversed(rows):

@@ -3,9 +3,10 @@
 The result does not show which samples are in the log, in tiles, or only in rollups.
 """
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
@@ -23,6 +24,8 @@ from gradcanary_server.tsdb.tiles import METRICS, STATE, STEPS, TILE_LAYERS, Sam
 
 Series = tuple[str, str]
 """The name and the tags of a metric."""
+
+_Columns = slice | NDArray[np.integer]
 
 Part = TypeVar("Part", StepIndex, Aggregates, SparseAggregates)
 
@@ -99,7 +102,16 @@ class StepIndexSource(Source[StepIndex]):
 
     def from_log(self, begin: int, end: int) -> StepIndex:
         slices = [slice_steps(batch, begin, end).columns for batch in self.view.batches]
-        return self.concat([StepIndex.of_samples(part.steps, part.times, _phase_bits(part.phases)) for part in slices])
+        slices = [part for part in slices if len(part.steps)]
+        if not slices:
+            return self.concat([])
+        blanks = [np.full(len(part.steps), NO_PHASE, np.uint8) for part in slices]
+        phases = {
+            stat: np.concatenate([part.phases.get(stat, blank) for part, blank in zip(slices, blanks, strict=True)])
+            for stat in sorted({stat for part in slices for stat in part.phases})
+        }
+        steps, times = (np.concatenate([getattr(part, name) for part in slices]) for name in ("steps", "times"))
+        return StepIndex.of_samples(steps, times, _phase_bits(phases))
 
     def concat(self, parts: Sequence[StepIndex]) -> StepIndex:
         return StepIndex.concat(parts)
@@ -145,6 +157,11 @@ class StatSource(Source[Aggregates]):
             for number in np.unique(groups).tolist()
         }
 
+    def selection(self) -> Hashable:
+        """Return a key of the stats, layers and planes that are read."""
+        layers = hashlib.sha256(np.ascontiguousarray(self._layers)).digest()
+        return tuple(self._firsts), layers, frozenset(self._wanted)
+
     def from_tiles(self, level: int, begin: int, end: int) -> Aggregates:
         kinds = [STEPS, *([STATE] if self._has_state else []), *(self._firsts if self._has_values else [])]
         heads: list[tuple[TileKey, Arrays]] = []
@@ -172,7 +189,8 @@ class StatSource(Source[Aggregates]):
         return Aggregates.of_samples(result.start, values, nonfinite, self._wanted)
 
     def from_log(self, begin: int, end: int) -> Aggregates:
-        return self.concat([self._aggregates(slice_steps(batch, begin, end)) for batch in self.view.batches])
+        slices = [slice_steps(batch, begin, end) for batch in self.view.batches]
+        return self._aggregates([part for part in slices if len(part.columns.steps)])
 
     def concat(self, parts: Sequence[Aggregates]) -> Aggregates:
         if parts:
@@ -188,18 +206,31 @@ class StatSource(Source[Aggregates]):
                 for group in groups.values() if key.kind == STATE else [groups[key.kind]]:
                     group.copy(result.planes[name][target], values)
 
-    def _aggregates(self, batch: LoggedBatch) -> Aggregates:
-        columns = batch.columns
-        shape = (len(columns.steps), self._width)
-        values, nonfinite = np.full(shape, np.nan, np.float32), np.zeros(shape, np.bool_)
-        targets = self._columns[np.minimum(batch.numbers, len(self._columns) - 1)]
-        sources = np.flatnonzero(targets >= 0)
-        targets = targets[sources]
-        for stat, first in self._firsts.items():
-            nonfinite[:, first + targets] = columns.state[:, sources] == types.NONFINITE
-            if stat in columns.values:
-                values[:, first + targets] = columns.values[stat][:, sources]
-        return Aggregates.of_samples(columns.steps, values, nonfinite, self._wanted)
+    def _aggregates(self, batches: Sequence[LoggedBatch]) -> Aggregates:
+        steps = np.concatenate([np.empty(0, np.int64), *(batch.columns.steps for batch in batches)])
+        shape = (len(steps), self._width)
+        values = np.full(shape, np.nan, np.float32) if self._has_values else None
+        nonfinite = np.zeros(shape, np.bool_) if self._has_state else None
+        begin, numbers, places = 0, None, self._places(np.empty(0, np.int32))
+        for batch in batches:
+            columns = batch.columns
+            rows = slice(begin, begin + len(columns.steps))
+            begin = rows.stop
+            if batch.numbers is not numbers:  # nearly always those of the batch before
+                numbers, places = batch.numbers, self._places(batch.numbers)
+            for stat, (targets, sources) in places.items():
+                if nonfinite is not None:
+                    nonfinite[rows, targets] = columns.state[:, sources] == types.NONFINITE
+                if values is not None and stat in columns.values:
+                    values[rows, targets] = columns.values[stat][:, sources]
+        return Aggregates.of_samples(steps, values, nonfinite, self._wanted)
+
+    def _places(self, numbers: NDArray[np.int32]) -> dict[str, tuple[_Columns, _Columns]]:
+        """Return for each stat its columns in the result, and those of a batch with these layers."""
+        wanted = self._columns[np.minimum(numbers, len(self._columns) - 1)]
+        sources = np.flatnonzero(wanted >= 0)
+        targets = wanted[sources]
+        return {stat: (as_slice(first + targets), as_slice(sources)) for stat, first in self._firsts.items()}
 
 
 class SparseSource(Source[SparseAggregates]):
@@ -213,11 +244,11 @@ class SparseSource(Source[SparseAggregates]):
         """Return the aggregates of these steps in tiles of a level, with the points of the log."""
         tiles = self.view.read_tiles([METRICS], level, begin, end)
         parts = [self._select(*metrics_of_tile(level, arrays)) for _, arrays in tiles]
-        if level == 0:
-            for batch in self.view.batches:
-                names: dict[Series, int] = {}
-                points = SparseAggregates.of_points(*points_of(batch, names))  # type: ignore[arg-type]  # by their types
-                parts.append(self._select(list(names), points))
+        if level == 0 and self.view.batches:
+            names: dict[Series, int] = {}
+            logged = zip(*(points_of(batch, names) for batch in self.view.batches), strict=True)
+            points = SparseAggregates.of_points(*map(np.concatenate, logged))  # type: ignore[arg-type]  # by their types
+            parts.append(self._select(list(names), points))
         stored = self.concat(parts)
         inside = stored.select((stored.start >= begin) & (stored.start < end))
         return inside if level == 0 else self._with_late_points(inside, level, begin, end)
