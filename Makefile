@@ -39,7 +39,7 @@ check: $(VENV)/.development
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-# Both run, also after a miss. ARGS=--write publishes docs/detection.md.
+# Both run, also after a miss. ARGS=--write publishes docs/results/detection.md.
 detection: $(VENV)/.product
 	@status=0; export PYTHONPATH=$(CURDIR)/tests OMP_NUM_THREADS=1; \
 	  $(BIN)/python -m detection.suite $(if $(SUBSET),--quick,$(ARGS)) || status=1; \
@@ -66,9 +66,9 @@ benchmarks: $(VENV)-benchmarks/.benchmarks
 
 browser: $(VENV)/.browser
 
-# What the documents show of the pages, into docs/: real trainings on the CPU, in a few minutes.
+# What the documents show of the pages, into docs/images: real trainings on the CPU, in a few minutes.
 screenshots: $(VENV)/.browser
-	$(BIN)/python tests/support/browser/screenshots.py docs --published $(ARGS)
+	$(BIN)/python tests/support/browser/screenshots.py docs/images --published $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-benchmarks dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
