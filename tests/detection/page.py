@@ -26,8 +26,8 @@ late: steps from the fault to the incident, negative if the incident is earlier 
 float64 values count as fallen. Rules that send no messages are on the page only.
 
 words true?: no sentence of headline, cause, evidence, fix or message is false, the true cause is named where the data
-show it, and one fix mends the job ([what is held true](../../tests/detection/wording.py)). Numbers are those of the false
-sentences, which stand under the tables.
+show it, and one fix mends the job ([what is held true](../../tests/detection/wording.py)). Numbers are those of the
+false sentences, which stand under the tables.
 """
 
 FAULT_COLUMNS = ("case", "what happens", "truth", "said", "layers", "late", "messages", "words true?")

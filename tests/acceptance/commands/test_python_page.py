@@ -1,4 +1,4 @@
-"""The blocks of docs/reference/python-client.md run as they are written, one after the other, against a real collector."""
+"""The blocks of docs/reference/python-client.md run as they are written, in their order, against a real collector."""
 
 import re
 from pathlib import Path

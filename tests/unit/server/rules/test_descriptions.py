@@ -1,4 +1,4 @@
-"""What is said of each rule: with the numbers in force, of every kind of evidence, and the same in docs/reference/rules.md."""
+"""What is said of each rule: the numbers in force, every kind of evidence, the same in docs/reference/rules.md."""
 
 from dataclasses import replace
 from pathlib import Path
