@@ -1,4 +1,4 @@
-"""The table of training loops in docs/reference/training-loops.md, made of the ``loop`` marks of tests by ``make loops``.
+"""The table of training loops in docs/reference/training-loops.md, of the ``loop`` marks of tests: ``make loops``.
 
 Of the marks with the same name one at most has more words than that; the others only add a test to the row.
 """

@@ -1,4 +1,4 @@
-"""The scripts of docs/how-to/trackers.md, run as they stand or without gradcanary, and what their trackers have then."""
+"""The scripts of docs/how-to/trackers.md, run as they stand or without gradcanary, and what trackers have then."""
 
 import json
 import os
