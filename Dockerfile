@@ -8,6 +8,7 @@ COPY server server
 COPY dashboard dashboard
 COPY migrations migrations
 COPY docs/knowledge docs/knowledge
+COPY docs/runbooks docs/runbooks
 # No torch: that is the trainings'. No pip in what is shipped.
 RUN python -m venv --without-pip /opt/gradcanary \
  && pip --python /opt/gradcanary/bin/python install --no-cache-dir '.[server,dashboard,postgres,notify,mcp]'
