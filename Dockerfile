@@ -1,4 +1,4 @@
-# The collector and its pages, on SQLite in /data, or on PostgreSQL with --db: see docker-compose.yml and docs/operating.md.
+# The collector and its pages, on SQLite in /data, or on PostgreSQL with --db: see docker-compose.yml and docs/how-to/containers.md.
 # Say how it is reached, for links in messages: docker run -e GRADCANARY_PUBLIC_URL=http://HOST:8787 ...
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -8,6 +8,7 @@ COPY server server
 COPY dashboard dashboard
 COPY migrations migrations
 COPY docs/knowledge docs/knowledge
+COPY docs/runbooks docs/runbooks
 # No torch: that is the trainings'. No pip in what is shipped.
 RUN python -m venv --without-pip /opt/gradcanary \
  && pip --python /opt/gradcanary/bin/python install --no-cache-dir '.[server,dashboard,postgres,notify,mcp]'

@@ -16,7 +16,7 @@ DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
 BENCHMARKS ?= agent_overhead agent_budget precision endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
-.PHONY: demo test test-all test-gpu check detection words public-loops loops benchmarks browser screenshots clean
+.PHONY: demo test test-all test-gpu check detection words public-loops loops benchmarks browser screenshots docs clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -39,7 +39,7 @@ check: $(VENV)/.development
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-# Both run, also after a miss. ARGS=--write publishes docs/detection.md.
+# Both run, also after a miss. ARGS=--write publishes docs/results/detection.md.
 detection: $(VENV)/.product
 	@status=0; export PYTHONPATH=$(CURDIR)/tests OMP_NUM_THREADS=1; \
 	  $(BIN)/python -m detection.suite $(if $(SUBSET),--quick,$(ARGS)) || status=1; \
@@ -66,12 +66,18 @@ benchmarks: $(VENV)-benchmarks/.benchmarks
 
 browser: $(VENV)/.browser
 
-# What the documents show of the pages, into docs/: real trainings on the CPU, in a few minutes.
+# What the documents show of the pages, into docs/images: real trainings on the CPU, in a few minutes.
 screenshots: $(VENV)/.browser
-	$(BIN)/python tests/support/browser/screenshots.py docs --published $(ARGS)
+	$(BIN)/python tests/support/browser/screenshots.py docs/images --published $(ARGS)
+
+# The documents as a site in build/site: every link must lead somewhere, and no page may ask another host.
+docs: $(VENV)-docs/.docs
+	$(PYTHON) tests/support/documents/site.py copy
+	$(VENV)-docs/bin/mkdocs build --strict --quiet
+	$(PYTHON) tests/support/documents/site.py check
 
 clean:
-	rm -rf $(VENV) $(VENV)-benchmarks dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-benchmarks $(VENV)-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit("gradcanary needs Python 3.11 or newer for its collector: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -96,6 +102,12 @@ $(VENV)/.browser: $(VENV)/.development tests/support/browser/ensure_chromium.sh 
 # Unpacked into .venv/deploy, not installed: Prometheus and Alertmanager would start.
 $(VENV)/.deploy: $(VENV)/.python tests/support/deploy/ensure_tools.sh
 	@tests/support/deploy/ensure_tools.sh $(VENV)/deploy
+	touch $@
+
+$(VENV)-docs/.docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-docs/bin/$(INSTALL) --group docs
 	touch $@
 
 $(VENV)-benchmarks/.benchmarks: pyproject.toml tests/support/browser/ensure_chromium.sh

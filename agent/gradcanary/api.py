@@ -251,7 +251,7 @@ class Watch:
     def show(self, height: int = 720) -> None:
         """Show the live page of the run in a notebook, ``height`` pixels high; in a terminal print its address.
 
-        The browser has to reach the collector at ``url``, and the collector to allow the frame: docs/operating.md,
+        The browser has to reach the collector at ``url``, and the collector to allow the frame: docs/how-to/access.md,
         Access. Never raises.
         """
         from gradcanary.display import live_page

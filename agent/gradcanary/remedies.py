@@ -29,7 +29,7 @@ _ALIASES = {
 LOST_IN_BFLOAT16 = (
     "0.4 % of the gradient with 8 micro-steps, 1 to 3 % with 64, and 7 to 32 % with 512, most where they are alike"
 )
-"""By sums in bfloat16, measured against float64: docs/precision.md."""
+"""By sums in bfloat16, measured against float64: docs/results/precision.md."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 FILE = "gradcanary.yaml"
 
-HEAD = '# The settings of a training, for gradcanary.setup_training(); docs/agent.md, "For people who begin".\n'
+HEAD = "# The settings of a training, for gradcanary.setup_training(); docs/how-to/setup-training.md.\n"
 
 LOW_SUM = (
     f"TrainingConfig(accumulator_dtype='bfloat16'): a sum in bfloat16 loses {LOST_IN_BFLOAT16}; {{here}}. float32 "

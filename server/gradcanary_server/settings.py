@@ -90,7 +90,10 @@ class Settings:
         tls_key: Path | None = None,
         workers: int = 1,
     ) -> Settings:
-        """Return the settings of these arguments and of the variables in docs/operating.md; raises SettingsError."""
+        """Return the settings of these arguments and of the variables (docs/reference/environment.md).
+
+        Raises SettingsError.
+        """
         data = data.expanduser().absolute()
         rules_file = environ.get("GRADCANARY_RULES_FILE")
         db = address(environ, data=data, db=db)

@@ -1,4 +1,4 @@
-"""What sums and weights in bfloat16 lose, and what float32 ones cost: the tables of docs/precision.md.
+"""What sums and weights in bfloat16 lose, and what float32 ones cost: the tables of docs/results/precision.md.
 
     python tests/benchmarks/precision.py [--quick] [--write] [--workers 2]
 
@@ -379,7 +379,7 @@ def measure(plan: Plan, workers: int) -> Results:
 def main() -> int:
     parser = argparse.ArgumentParser(description="What bfloat16 loses, and what float32 costs.")
     parser.add_argument("--quick", action="store_true", help="a minute, to see that it works")
-    parser.add_argument("--write", action="store_true", help=f"publish in {PAGE.relative_to(PAGE.parents[1])}")
+    parser.add_argument("--write", action="store_true", help=f"publish in {PAGE.relative_to(PAGE.parents[2])}")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time (default: %(default)s)")
     parser.add_argument("--memory", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The tables of ``precision.py``, for a terminal and in docs/precision.md. Imported, not run."""
+"""The tables of ``precision.py``, for a terminal and in docs/results/precision.md. Imported, not run."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from gradcanary.wording import count as count_of
 from gradcanary.wording import percent
 
-PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "precision.md"
 BEGIN, END = "<!-- measured: python tests/benchmarks/precision.py --write -->\n", "<!-- end of what is measured -->\n"
 
 SMALLEST = 5e-4

@@ -4,7 +4,7 @@
 
 Each of tests/support/scheduled_trainings.py is trained with two seeds that set no constant of the forecast (seed 0
 did), watched, and sent to a collector; then what was foretold before each change, with the learning rates that came, is
-held against what was measured. Prints the table of docs/whatif.md, in about ten minutes.
+held against what was measured. Prints the table of docs/results/whatif.md, in about ten minutes.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The table of the suite, for a terminal and as docs/detection.md."""
+"""The table of the suite, for a terminal and as docs/results/detection.md."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from detection.rivals import RIVALS
 from detection.verdicts import Row, totals
 from words.check import Flaw
 
-PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "detection.md"
 
 HEAD = """\
 # What is detected, and what stays quiet
@@ -16,7 +16,7 @@ Small real trainings with known truth, each under `gradcanary.watch()` with defa
 webhook receiver. What is true is known by how a job was made, and read from its `.grad` and its weights in float64, not
 by gradcanary. A step takes 0.1 s at least: a message is gathered for 10 s, in which the false alarm of a short job
 would be over. Jobs whose interval the agent chooses by the time of a step wait for 12 s after each thousand instead.
-Published by `make detection ARGS=--write`; the jobs are in [tests/detection](../tests/detection/).
+Published by `make detection ARGS=--write`; the jobs are in [tests/detection](../../tests/detection/).
 """
 
 FAULTS_HEAD = """\
@@ -26,8 +26,8 @@ late: steps from the fault to the incident, negative if the incident is earlier 
 float64 values count as fallen. Rules that send no messages are on the page only.
 
 words true?: no sentence of headline, cause, evidence, fix or message is false, the true cause is named where the data
-show it, and one fix mends the job ([what is held true](../tests/detection/wording.py)). Numbers are those of the false
-sentences, which stand under the tables.
+show it, and one fix mends the job ([what is held true](../../tests/detection/wording.py)). Numbers are those of the
+false sentences, which stand under the tables.
 """
 
 FAULT_COLUMNS = ("case", "what happens", "truth", "said", "layers", "late", "messages", "words true?")
@@ -86,7 +86,7 @@ def _said(row: Row) -> str:
 
 
 def page(rows: list[Row]) -> str:
-    """Return docs/detection.md."""
+    """Return docs/results/detection.md."""
     faults = [row for row in rows if row.case.is_fault]
     controls = [row for row in rows if not row.case.is_fault]
     notes = list(dict.fromkeys(flaw for row in rows for flaw in row.flaws))

@@ -4,7 +4,7 @@ Each case is a training in a process of its own under ``gradcanary.watch()``, de
 a webhook receiver that checks signatures. Prints what is true, what was said, the rules of others on the same
 gradients, and names what is wrong. Ends with status 1 if a healthy job got a message or a fault was missed, unless
 the case says that it is known and why, or if a sentence about a job is false. ``--write`` publishes the tables in
-docs/detection.md.
+docs/results/detection.md.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """False findings of ``gradcanary check`` on public trainings: ``python tests/public_loops/check.py FOLDER [--wide]``.
 
-FOLDER holds checkouts as ``owner/name``. The ten scripts are printed as a table for docs/check.md, then what was found.
-A finding is true only where a person has read the code and listed it here; all others count as false. ``--wide`` checks
-every Python file of every checkout instead, and prints the findings of which none is judged.
+FOLDER holds checkouts as ``owner/name``. The ten scripts are printed as a table for docs/how-to/check.md, then what was
+found. A finding is true only where a person has read the code and listed it here; all others count as false. ``--wide``
+checks every Python file of every checkout instead, and prints the findings of which none is judged.
 """
 
 import argparse

@@ -160,6 +160,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "also": [],
         "summary": "1 of 2 parameters fell from 0.0031 to 6.1e-7 at step 31.",
         "url": "",
+        "runbook_url": "http://127.0.0.1:8787/runbooks/collapse",
         **changes,
     }
 

@@ -1,4 +1,4 @@
-"""Makes the tree of modules in docs/server.md: ``python tests/support/server_tree.py --write``."""
+"""Makes the tree of modules in docs/contributing/server.md: ``python tests/support/server_tree.py --write``."""
 
 import ast
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "server" / "gradcanary_server"
-DOCUMENT = ROOT / "docs" / "server.md"
+DOCUMENT = ROOT / "docs" / "contributing" / "server.md"
 BEGIN, END = "<!-- tree: python tests/support/server_tree.py --write -->\n", "<!-- end of the tree -->\n"
 
 

@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_command(commands)
     _add_sync(commands)
     _add_init(commands)
-    explain.add_command(commands)
+    explain.add_commands(commands)
     incidents.add_commands(commands)
     endpoints.add_commands(commands)
     runs.add_commands(commands)

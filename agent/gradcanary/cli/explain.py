@@ -1,4 +1,6 @@
-"""``explain``: a page of docs/knowledge in the terminal, found by its name, by a rule, or by a code of ``check``.
+"""``explain`` and ``runbook``: pages of docs/knowledge and docs/runbooks in the terminal.
+
+``explain`` finds a page by its name, by a rule, or by a code of ``check``.
 
 A code of ``check`` names its page itself.
 """
@@ -6,13 +8,14 @@ A code of ``check`` names its page itself.
 from __future__ import annotations
 
 import difflib
+import re
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from gradcanary import terminal
 from gradcanary.cli import console
 from gradcanary.cli.console import UsageError
-from gradcanary.knowledge import FIX, Page, pages
+from gradcanary.knowledge import FIX, Page, pages, runbook, runbooks
 
 if TYPE_CHECKING:
     import argparse
@@ -32,13 +35,17 @@ def names_of(found: Iterable[Page]) -> Mapping[str, list[str]]:
     }
 
 
-def add_command(commands: Commands) -> None:
-    """Add ``explain``."""
+def add_commands(commands: Commands) -> None:
+    """Add ``explain`` and ``runbook``."""
     text = "a short page about a mistake, by its name, by a rule or by a code of check"
     command = commands.add_parser("explain", help=text, description=text)
     command.add_argument("name", nargs="?", metavar="NAME", help="without it: the list of pages")
     command.add_argument("--page", action="store_true", help="the whole page, with its script, in Markdown")
     command.set_defaults(run=_explain)
+    text = "what to do about incidents of a rule: checks, causes, fixes by framework"
+    command = commands.add_parser("runbook", help=text, description=text)
+    command.add_argument("rule", nargs="?", metavar="RULE", help="without it: the list of rules")
+    command.set_defaults(run=_print_runbook)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -57,6 +64,18 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _print_runbook(arguments: argparse.Namespace) -> int:
+    names = [page.name for page in runbooks()]
+    if arguments.rule is None:
+        console.print_text("\n".join([*names, "", "One of them: gradcanary runbook RULE"]))
+        return 0
+    page = runbook(arguments.rule)
+    if page is None:
+        raise UsageError(f"gradcanary runbook: {_refusal(arguments.rule, names, 'runbook')}")
+    console.print_unwrapped(re.sub(r"<!--.*?-->\n", "", page.text).rstrip("\n"))
+    return 0
+
+
 def page_table(found: Iterable[Page], names: Mapping[str, Sequence[str]]) -> str:
     """Return a line for each page, with what else leads to it."""
     rows = [(page.name, page.title, ", ".join(names[page.name][1:])) for page in found]
@@ -70,7 +89,7 @@ def page_text(page: Page) -> str:
     return "\n".join([page.title, "", page.summary, "", f"{FIX}:", *fix, "", f"Page: {page.path} (or add --page)"])
 
 
-def _refusal(name: str, names: Sequence[str]) -> str:
+def _refusal(name: str, names: Sequence[str], command: str = "explain") -> str:
     close = difflib.get_close_matches(name, names, n=3)
     near = f" Close to it: {', '.join(close)}." if close else ""
-    return f"there is no page about {name!r}.{near} 'gradcanary explain' lists all"
+    return f"there is no page about {name!r}.{near} 'gradcanary {command}' lists all"

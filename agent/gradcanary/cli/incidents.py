@@ -287,6 +287,7 @@ def incident_text(incident: Json) -> str:
         *_frame_lines(incident.get("crash")),
         *_more_lines(parts["more"].removesuffix(fix["code"]).strip()),
         *([f"About this: gradcanary explain {incident['rule']}"] if page_of(incident["rule"]) else []),
+        f"Runbook: gradcanary runbook {incident['rule']}",
         *_layer_lines([each for each in incident["layers"] if each["layer"] is not None or each.get("metric")]),
         *_delivery_lines(incident["deliveries"]),
         "",

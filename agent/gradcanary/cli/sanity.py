@@ -62,7 +62,9 @@ def add_command(commands: Commands) -> None:
 
 def _add_ways(command: argparse.ArgumentParser) -> None:
     """Add the options that run the training in several ways; their names are those of ``sanity.ways``."""
-    text = "one of these, each for a script that takes what differs where its arguments have braces: docs/sanity.md"
+    text = (
+        "one of these, each for a script that takes what differs where its arguments have braces: docs/how-to/sanity.md"
+    )
     group = command.add_argument_group("several ways of the training, side by side", text)
     ways = group.add_mutually_exclusive_group()
     text = "the same in several dtypes, which the script takes at {precision}: fp32,bf16,fp16"

@@ -1,4 +1,4 @@
-"""The pages of docs/knowledge, found by the rules of the collector that lead to them. Standard library only.
+"""The pages of docs/knowledge and docs/runbooks, found by the rules of the collector. Standard library only.
 
 A page is read as it is, so there is one text of each. Its first line is the title, the first paragraph its summary,
 and the line ``Rules:`` says which rules lead to it.
@@ -7,13 +7,16 @@ and the line ``Rules:`` says which rules lead to it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE, PACKAGE.parents[2] / "docs" / "knowledge")
-"""Where a wheel has the pages, and where the repository has them; ``pyproject.toml`` copies one to the other."""
+"""Where a wheel has the pages, and where the repository has them; ``hatch_build.py`` copies one to the other."""
+
+RUNBOOKS = (PACKAGE / "runbooks", PACKAGE.parents[2] / "docs" / "runbooks")
 
 FIX = "What to do"
 _RULES = re.compile(r"^Rules: ([^.]*)\.", re.MULTILINE)
@@ -52,13 +55,28 @@ class Page:
 @cache
 def pages() -> tuple[Page, ...]:
     """Return all pages by name; none where the files are missing."""
-    paths = next(filter(None, (sorted(folder.glob("[a-z]*.md")) for folder in FOLDERS)), [])
-    return tuple(Page(path.stem, path, path.read_text("utf-8")) for path in paths)
+    return _read(FOLDERS)
 
 
 def page_of(rule: str) -> Page | None:
     """Return the page that a rule of the collector leads to."""
     return next((page for page in pages() if rule in page.rules), None)
+
+
+def runbook(rule: str) -> Page | None:
+    """Return the runbook of a rule; None of an unknown one, and where the files are missing."""
+    return next((page for page in runbooks() if page.name == rule), None)
+
+
+@cache
+def runbooks() -> tuple[Page, ...]:
+    """Return the runbooks by rule; none where the files are missing."""
+    return _read(RUNBOOKS)
+
+
+def _read(folders: Iterable[Path]) -> tuple[Page, ...]:
+    paths = next(filter(None, (sorted(folder.glob("[a-z]*.md")) for folder in folders)), [])
+    return tuple(Page(path.stem, path, path.read_text("utf-8")) for path in paths)
 
 
 def _plain(text: str) -> str:

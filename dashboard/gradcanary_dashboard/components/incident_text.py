@@ -77,6 +77,7 @@ def reasons(incident: Mapping[str, Any], heading: type[html.H3 | html.H4]) -> li
         *([heading("Evidence"), html.Ul(evidence, className="evidence")] if evidence else []),
         *frames(incident),
         *([html.Details([html.Summary("More"), html.P(more)])] if more else []),
+        html.P(dcc.Link(f"Runbook of {incident['rule']}", href=f"/runbooks/{incident['rule']}")),
     ]
 
 

@@ -30,6 +30,7 @@ from gradcanary_dashboard.pages import incident as incident_page
 from gradcanary_dashboard.pages import incidents as incidents_page
 from gradcanary_dashboard.pages import layer as layer_page
 from gradcanary_dashboard.pages import run as run_page
+from gradcanary_dashboard.pages import runbook as runbook_page
 from gradcanary_dashboard.pages import runs as runs_page
 from gradcanary_dashboard.pages.settings import endpoints as endpoint_pages
 from gradcanary_dashboard.pages.settings import questions
@@ -334,6 +335,14 @@ TOKENS = Page(
     tokens_page.frame,
     questions.TOKENS,
 )
+RUNBOOK = Page(
+    "runbook",
+    f"/runbooks/(?P<rule>{'|'.join(runbook_page.RULES)})",
+    "Runbook",
+    runbook_page.SLOTS,
+    runbook_page.frame,
+    runbook_page.ask,
+)
 COMPARE = Page("compare", PATH, "Compare runs", compare_page.SLOTS, compare_page.frame, _ask_compare)
 
 PAGES = (
@@ -350,5 +359,6 @@ PAGES = (
     SILENCES,
     STORAGE,
     TOKENS,
+    RUNBOOK,
 )
 """The first page whose expression matches a path is used."""

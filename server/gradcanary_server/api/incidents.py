@@ -147,6 +147,7 @@ class IncidentSummary(TypedDict):
     fix: Fix
     crash: CrashShape | None
     url: str
+    runbook_url: str
 
 
 class MetricShape(TypedDict):
@@ -512,6 +513,7 @@ def _summary(detail: IncidentDetail, public_url: str, now: Momentary, last_deliv
         "fix": detail.fix,
         "crash": _crash(detail),
         "url": service.incident_url(public_url, detail.run, detail.id),
+        "runbook_url": service.runbook_url(public_url, record.rule),
     }
     return select_keys(IncidentSummary, {**vars(record), **computed})
 

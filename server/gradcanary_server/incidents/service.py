@@ -278,6 +278,11 @@ def rebaseline(connection: Connection, run_id: int, incident_id: int, now: float
     repository.save_incident(connection, run_id, case)
 
 
+def runbook_url(public_url: str, rule: str) -> str:
+    """Return the address of the page about what to do: causes, and fixes by framework."""
+    return f"{public_url}/runbooks/{rule}"
+
+
 def incident_url(public_url: str, run_name: str, incident_id: int) -> str:
     """Return the address of an incident's page."""
     return f"{public_url}/runs/{run_name}?incident={incident_id}"

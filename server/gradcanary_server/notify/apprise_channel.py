@@ -144,6 +144,7 @@ def render(message: Mapping[str, Any]) -> tuple[str, str, str]:
         f"Why: {parts['why']}",
         *(f"- {text}" for text in parts["evidence"][1:]),  # why begins with the first
         parts["more"],
+        f"Runbook: {data['runbook_url']}",
     )
     kind = {"critical": "failure", "warning": "warning"}.get(data["severity"], "info")
     text = _escape_mentions("\n".join(lines))

@@ -94,6 +94,7 @@ class IncidentData(TypedDict):
     likely_cause: str
     fix: str
     url: str
+    runbook_url: str
     picture_url: str
 
 
@@ -171,6 +172,7 @@ def build_payload(detail: IncidentDetail, kind: Kind, version: int, public_url: 
             ),
             "fix": truncate_bytes(f"{detail.fix.text}\n{detail.fix.code}", MAX_TEXT_BYTES),
             "url": service.incident_url(public_url, detail.run, detail.id),
+            "runbook_url": service.runbook_url(public_url, incident.rule),
             "picture_url": f"{public_url}/api/v1/incidents/{detail.id}/picture.png",
         },
     }

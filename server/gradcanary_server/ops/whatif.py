@@ -4,7 +4,7 @@ Weights of low precision: a step moves a weight if it is more than half of the d
 by the size of the weight. The layer's own measured share of unmoved weights gives how far a step reaches, in learning
 rates, so the share at another rate follows. Gradients: where one falls as fast as weight decay shrinks a weight, as
 that of a LoRA half whose other half decays, it goes on so with the sum of learning rates. Other falls end: foretold
-from their trend they were false (docs/whatif.md), and are not.
+from their trend they were false (docs/results/whatif.md), and are not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Meanings of the rules, and when each fires, in words with the numbers in force.
 
-The texts are in ``descriptions.yaml``. ``GET /rules`` and docs/rules.md have them, so that both agree with the rules.
+The texts are in ``descriptions.yaml``. ``GET /rules`` and docs/reference/rules.md have them, so that both agree with
+the rules.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from support.collectors import Collector
 from support.receivers import Receiver, status
 
 RUN, HUSHED, QUIET, PAIR = "lora-fell", "lora-hushed", "lora-quiet", ("lora-bf16", "lora-fp32")
-ARGUMENTS = {"run": RUN, "layer": "blocks.4.attn.q.lora_A.weight", "incident": "2", "endpoint": "1"}
+ARGUMENTS = {"run": RUN, "layer": "blocks.4.attn.q.lora_A.weight", "incident": "2", "endpoint": "1", "rule": "collapse"}
 ADDRESSES = {
     **addresses.of_each(ARGUMENTS, {"compare": f"?run={PAIR[0]}&run={PAIR[1]}"}),
     "runs, none": "/?text=nobody&state=live",

@@ -17,7 +17,7 @@ NIGHT = "two-at-night"
 KEYBOARD = 414
 """Pixels that a keyboard leaves of 844."""
 
-ARGUMENTS = {"run": RUN, "layer": "blocks.4.attn.q.lora_A.weight", "incident": "1", "endpoint": "1"}
+ARGUMENTS = {"run": RUN, "layer": "blocks.4.attn.q.lora_A.weight", "incident": "1", "endpoint": "1", "rule": "collapse"}
 ADDRESSES = addresses.of_each(ARGUMENTS, {"compare": f"?run={RUN}&run=lora-quiet"})
 
 Points = Sequence[tuple[float, float]]

@@ -346,7 +346,7 @@ def test_a_reader_that_has_enough_is_no_error(url):
         assert (ran.returncode in (0, 141), ran.stdout.strip(), ran.stderr) == (True, "10", ""), form
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http-api.md"
 
 
 def blocks(language):

@@ -23,7 +23,7 @@ from support.streams import Session, Stream, collapsed, falling_loss
 
 AT, LAYERS = 130, 24
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "mcp.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to" / "mcp.md"
 COMMAND = [sys.executable, "-m", "gradcanary.cli", "mcp"]
 
 

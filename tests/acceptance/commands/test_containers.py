@@ -155,7 +155,14 @@ def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():
     assert "'.[server,dashboard,postgres,notify,mcp]'" in install
     copied = {word for line in instructions("COPY") if not line.startswith("--from") for word in line.split()[:-1]}
     packages = {"agent", "server", "dashboard", "migrations"}
-    assert copied == packages | {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "docs/knowledge"}
+    assert copied == packages | {
+        "pyproject.toml",
+        "hatch_build.py",
+        "README.md",
+        "LICENSE",
+        "docs/knowledge",
+        "docs/runbooks",
+    }
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied == kept
 

@@ -126,3 +126,6 @@ def test_pages_are_installed_and_explained(empty_python: Path) -> None:
     page = Path(said.splitlines()[-1].removeprefix("Page: ").removesuffix(" (or add --page)"))
     assert page.is_relative_to(empty_python.parent.parent)
     assert page.read_text("utf-8") == (PROJECT / "docs" / "knowledge" / "shrinking_schedule.md").read_text("utf-8")
+    command[1] = "runbook"
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", timeout=60).stdout
+    assert said.startswith("# collapse\n\nThe gradients of some parameters fell")

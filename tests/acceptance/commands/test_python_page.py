@@ -1,4 +1,4 @@
-"""The blocks of docs/python.md run as they are written, one after the other, against a real collector."""
+"""The blocks of docs/reference/python-client.md run as they are written, in their order, against a real collector."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from support import streams
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "python-client.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 

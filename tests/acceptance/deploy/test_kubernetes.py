@@ -57,7 +57,7 @@ def test_a_pod_runs_the_image_as_it_is_made(name):
         "/healthz",
         "/readyz",
     ]
-    # A quarter of the memory for the caches (docs/operating.md).
+    # A quarter of the memory for the caches (docs/how-to/operating.md).
     assert container["resources"]["limits"] == {"memory": "2Gi"}
     assert {"name": "GRADCANARY_CACHE_MB", "value": "512"} in container["env"]
 

@@ -277,7 +277,7 @@ def test_the_documented_callback(
     monkeypatch.setenv("GRADCANARY_URL", collector.url)
     bare = loops.trainer_of(loops.llama(), tmp_path)
     names = {"Trainer": loops.Trainer, "model": bare.model, "args": bare.args, "data": bare.train_dataset}
-    exec(example("## In Hugging Face's Trainer"), names)
+    exec(example("In Hugging Face's Trainer"), names)
     assert names["trainer"].state.global_step == len(COUNTS)
     assert collector.runs == {"sdxl-0412"}
     assert collector.steps() == list(range(len(COUNTS)))

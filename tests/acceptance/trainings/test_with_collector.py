@@ -144,7 +144,7 @@ def test_a_threshold_of_the_training_is_that_of_its_rules_and_figures(
 def test_the_documented_loop_stops_with_a_reason_unless_somebody_knows_of_it(
     module_collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """docs/agent.md; the same run again goes on, because an earlier launch left that incident."""
+    """docs/reference/python-api.md; the same run again goes on, because an earlier launch left that incident."""
     monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
     monkeypatch.setenv("GRADCANARY_URL", module_collector.url)
     monkeypatch.setenv("GRADCANARY_RUN", "stops")
@@ -160,7 +160,7 @@ def test_the_documented_loop_stops_with_a_reason_unless_somebody_knows_of_it(
 
         known = {"gradcanary": gradcanary, "torch": torch, "model": training.model, "optimizer": training.optimizer}
         names = {**known, "loss_of": loss_of, "loader": (torch.randn(4, 4) for _ in range(steps)), "taken": taken}
-        exec(example("### `stop_on`"), names)
+        exec(example("`stop_on`"), names)
         return names
 
     names = run(20_000)

@@ -252,7 +252,7 @@ def test_a_grad_scaler_unscales_and_skips(kind: str, dtype: torch.dtype, *, is_s
 
 
 def test_torch_unscales_no_float16_gradients_of_masters_alone() -> None:
-    """docs/agent.md has its words, and what to do."""
+    """docs/how-to/low-precision.md has its words, and what to do."""
     given = parameters(FP16)
     optimizer, scaler = torch.optim.AdamW(given), torch.amp.GradScaler("cpu")
     with gradcanary.fp32_masters(optimizer):

@@ -212,7 +212,7 @@ def test_the_loop_of_the_documentation_trains_as_one_by_hand(
     computed = []
     model[0].register_forward_hook(lambda _module, _inputs, found: computed.append(found.dtype))
     given = {"model": model, "loader": [each.to(dtype) for each in batches()], "loss_of": loss_of, "device": "cpu"}
-    loop = example("## For people who begin")
+    loop = example("For people who begin")
     exec(loop, given)
     assert_same(parameters_of(model), trained_by_hand(config, dtype))
     assert not torch.equal(model[0].weight, model_of(dtype)[0].weight)

@@ -284,8 +284,8 @@ def update(model: nn.Module) -> None:
     "updates by hand, without an optimizer",
     late="windows shorter than the one before",
     k="right, with the model given",
-    caveat="with `watch(model)`, and [`gradcanary.step()`](#step) after each update; without that call nothing is "
-    "measured, and it says so on stderr and with the session, after 64 backward passes and at the end",
+    caveat="with `watch(model)`, and [`gradcanary.step()`](python-api.md#step) after each update; without that call "
+    "nothing is measured, and it says so on stderr and with the session, after 64 backward passes and at the end",
 )
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("set_to_none", [True, False])

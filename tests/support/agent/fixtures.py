@@ -26,7 +26,7 @@ def complaints(stderr: str) -> str:
 
 @pytest.fixture(autouse=True)
 def phases_of_the_table(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test of a training loop sees the phases that docs/agent.md says, and no other."""
+    """A test of a training loop sees the phases that docs/reference/training-loops.md says, and no other."""
     marks = [mark.args[0] for mark in request.node.iter_markers("loop")]
     collector = request.getfixturevalue("collector") if marks and "collector" in request.fixturenames else None
     yield

@@ -1,4 +1,4 @@
-"""The table of training loops in docs/agent.md, made of the ``loop`` marks of the tests: ``make loops`` writes it.
+"""The table of training loops in docs/reference/training-loops.md, of the ``loop`` marks of tests: ``make loops``.
 
 Of the marks with the same name one at most has more words than that; the others only add a test to the row.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
 FOLDERS = ("component/agent", "acceptance/trainings")
-DOCUMENT = TESTS.parent / "docs" / "agent.md"
+DOCUMENT = TESTS.parent / "docs" / "reference" / "training-loops.md"
 BEGIN, END = "<!-- from here: make loops -->\n", "<!-- to here -->\n"
 
 

@@ -1,4 +1,4 @@
-"""The scripts of docs/trackers.md, run as they stand there or without gradcanary, and what their trackers have then."""
+"""The scripts of docs/how-to/trackers.md, run as they stand or without gradcanary, and what trackers have then."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from support import warm
 
-PAGE = Path(__file__).parents[3] / "docs" / "trackers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "trackers.md"
 SCRIPTS = dict(
     zip(
         ("wandb", "mlflow"),

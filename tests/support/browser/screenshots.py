@@ -131,7 +131,13 @@ def pages(collector: Collector) -> dict[str, str]:
     question = f"/incidents?run={RUN}&rule=collapse&detailed=1"
     wait_for(lambda: collector.read(question)["incidents"][0]["last_deliveries"], f"no message of {RUN}")
     (incident,) = collector.read(question)["incidents"]
-    named = {"run": RUN, "layer": incident["layers"][0]["name"], "incident": str(incident["id"]), "endpoint": "1"}
+    named = {
+        "run": RUN,
+        "layer": incident["layers"][0]["name"],
+        "incident": str(incident["id"]),
+        "endpoint": "1",
+        "rule": "collapse",
+    }
     return addresses.of_each(named, {"compare": f"?run={PAIR[0]}&run={PAIR[1]}&stat=norm"})
 
 

@@ -92,7 +92,7 @@ def train_by_the_documented_loop(url: str) -> dict[str, Any]:
         "loss_of": lambda batch: model(batch).square().mean(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
     }
-    exec(example("### `stop_on`", 1), names)
+    exec(example("`stop_on`", 1), names)
     return {"step": names["step"]}
 
 

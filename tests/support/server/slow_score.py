@@ -1,4 +1,4 @@
-"""The score of one layer, from the words of DESIGN.md and without numpy: what the fast one must equal."""
+"""The score of one layer without numpy, from docs/explanation/how-rules-decide.md: what the fast one must equal."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

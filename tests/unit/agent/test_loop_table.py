@@ -1,4 +1,4 @@
-"""What docs/agent.md says of training loops is what their tests say."""
+"""What docs/reference/training-loops.md says of training loops is what their tests say."""
 
 from support.agent import loop_table
 

@@ -1,4 +1,4 @@
-"""The folders of the collector: which may import which, and how large one may be. docs/server.md draws them."""
+"""The folders of the collector: which may import which, and how large one may be (docs/contributing/server.md)."""
 
 import ast
 from pathlib import Path

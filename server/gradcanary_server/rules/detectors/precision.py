@@ -37,7 +37,7 @@ STATS = ("accumulation_error", "norm_ratio", "frozen_fraction")
 """Measured in turns. So is zero_fraction, but a low layer has it with each sample."""
 
 _LOSSES = ((1, 0.0), (8, 0.004), (64, 0.01), (512, 0.22), (2_048, 0.78))
-"""(Gradients, share of the norm that their bfloat16 sum loses): DESIGN.md, 10; from 512 on for coherent gradients."""
+"""(Gradients, share of the norm that their bfloat16 sum loses), from 512 on of coherent ones (docs/results)."""
 
 
 @dataclass

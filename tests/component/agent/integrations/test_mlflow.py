@@ -1,4 +1,4 @@
-"""MLflow beside a watch, with a store in a folder: the script of docs/trackers.md, read by MLflow's own client."""
+"""MLflow beside a watch, with a store in a folder: the script of docs/how-to/trackers.md, read by MLflow's client."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""W&B beside a watch, offline: the script of docs/trackers.md, and what W&B's own file has of it."""
+"""W&B beside a watch, offline: the script of docs/how-to/trackers.md, and what W&B's own file has of it."""
 
 import json
 from collections.abc import Callable

@@ -70,7 +70,7 @@ def assert_identical(first: nn.Module, second: nn.Module) -> None:
     "sums in tensors of the script's own",
     late="the first window, where `watch()` was given nothing",
     k="right; 0 (unknown) under `torch.autograd.grad`",
-    caveat="with [`observe_accumulator`](#observe_accumulator), also without an optimizer",
+    caveat="with [`observe_accumulator`](python-api.md#observe_accumulator), also without an optimizer",
 )
 @pytest.mark.parametrize("is_cleared_first", [True, False], ids=["cleared before the step", "cleared after it"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from anyio.to_thread import current_default_thread_limiter
 from gradcanary_server.mcp import tools
 from support.server.mcp_calls import call, post
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "mcp.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "how-to" / "mcp.md"
 
 MOST = 12_000
 """Characters of names, descriptions and arguments, about three thousand tokens: an assistant has them all the time."""

@@ -49,6 +49,7 @@ DATA = {
         "more": "lr = 1e-4",
     },
     "url": "http://127.0.0.1:8787/runs/sdxl?incident=31",
+    "runbook_url": "http://127.0.0.1:8787/runbooks/collapse",
 }
 
 
@@ -100,6 +101,7 @@ def test_an_incident_as_text(receiver_factory):
         "Do first: Check it.",
         "Why: The learning rate.",
         "lr = 1e-4",
+        f"Runbook: {DATA['runbook_url']}",
     ]
     assert [each["type"] for each in (first, last, test)] == ["failure", "success", "info"]
     assert "apprise" not in str(receiver.got), "no pictures from elsewhere"
@@ -186,7 +188,8 @@ def test_teams_takes_it_over_tls(receiver_factory, tmp_path, monkeypatch):
     [card] = posted(receiver)
     told = card["attachments"][0]["content"]["body"][-1]["text"]
     lines = re.sub(r"\\(.)", r"\1", told).splitlines()  # Markdown, in which each sign may be escaped
-    assert lines[2:] == [DATA["url"], "Do first: Check it.", "Why: The learning rate.", "lr = 1e-4"]
+    assert lines[2:-1] == [DATA["url"], "Do first: Check it.", "Why: The learning rate.", "lr = 1e-4"]
+    assert lines[-1] == f"Runbook: {DATA['runbook_url']}"
 
 
 def test_pagerduty_resolves_what_it_opened(receiver_factory, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from gradcanary_dashboard.pages.registry import PAGES, Page
 from support.api_answers import text_of
 
-PLACE = {"run": "run", "layer": "layer", "incident": "31", "endpoint": "3"}
+PLACE = {"run": "run", "layer": "layer", "incident": "31", "endpoint": "3", "rule": "collapse"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -17,7 +17,7 @@ from gradcanary_server.rules.types import SEVERITIES, Jump, LayerFacts, Transiti
 from support.server.transitions import fired, resolved
 from support.streams import layer_names
 
-PRECISION = Path(__file__).parents[4] / "docs" / "precision.md"
+PRECISION = Path(__file__).parents[4] / "docs" / "results" / "precision.md"
 
 NAMES = layer_names(300)
 BLOCKS = tuple(f"blocks.{b}.{kind}.lora_{half}" for b in range(10) for kind in "qkv" for half in "AB")
@@ -240,7 +240,7 @@ def test_no_word_is_torn_at_a_hyphen():
 
 
 def test_loss_of_a_sum_is_the_measured_one():
-    """The first rows of docs/precision.md: independent micro-steps, and alike ones."""
+    """The first rows of docs/results/precision.md: independent micro-steps, and alike ones."""
     row = re.compile(r"^\| (\d+) \| bf16 weights, bf16 sums \| ([\d.]+) % \| ([\d.]+) %", re.MULTILINE)
     measured = {int(k): (float(low), float(high)) for k, low, high in row.findall(PRECISION.read_text())}
     assert 0.3 <= measured[8][0] <= measured[8][1] < 0.45

@@ -50,9 +50,11 @@ def test_a_message_has_the_documented_shape():
     assert list(data) == [
         "version", "incident", "run", "rule", "severity", "state", "resolution", "step", "opened_step", "counts",
         "worst", "prefixes", "title", "caused_by", "also", "explanation", "summary", "likely_cause", "fix", "url",
+        "runbook_url",
         "picture_url",
     ]  # fmt: skip
     assert data["url"] == f"{URL}/runs/sdxl?incident=31"
+    assert data["runbook_url"] == f"{URL}/runbooks/collapse"
     assert data["picture_url"] == f"{URL}/api/v1/incidents/31/picture.png"
     assert data["counts"] == {"firing": 3, "ever": 3, "layers": 10}
     assert data["worst"][0] == {"name": "blocks.7.attn.lora_A", "since_step": 340, "value": 6.1e-7, "baseline": 3.1e-3}

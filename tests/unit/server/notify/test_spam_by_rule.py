@@ -32,7 +32,7 @@ def lived(fault, bad, *, every=1, step_s=1.0, batch=64):
 
 
 def check(people, layers):
-    """What holds of the messages of any day: DESIGN, 8."""
+    """What holds of the messages of any day: docs/explanation/incidents.md."""
     for number, case in people.cases.items():
         mine, what = [each for each in people.messages if each.incident == number], case.incident
         for before, after in pairwise(mine):

@@ -1,4 +1,4 @@
-"""What is said of each rule: with the numbers in force, of every kind of evidence, and the same in docs/rules.md."""
+"""What is said of each rule: the numbers in force, every kind of evidence, the same in docs/reference/rules.md."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +8,11 @@ from gradcanary_server.rules.config import NAMES, Collapse, Rules, Silent
 from gradcanary_server.rules.descriptions import describe
 from gradcanary_server.rules.types import SEVERITIES
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "rules.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "rules.md"
 
 
 def table() -> str:
-    """Return the table of docs/rules.md: the first case of a rule has its name."""
+    """Return the table of docs/reference/rules.md: the first case of a rule has its name."""
     lines = ["| rule | fires when | severity |", "|---|---|---|"]
     for name, described in describe(Rules()).items():
         for place, case in enumerate(described["cases"]):
