@@ -321,7 +321,7 @@ def checkpoint(connection: Connection, mode: str, wait_s: float = 0.0) -> Checkp
 
 @contextmanager
 def _unit(commit: _Commit) -> Iterator[None]:
-    """Roll back the block alone if it raises: to a savepoint, which keeps a copy of each page, or all if it is first."""
+    """Roll back the block alone if it raises: to a savepoint, which copies pages; the first one needs none."""
     is_first = commit.units == 0
     if not is_first:
         commit.raw.execute("SAVEPOINT unit")
