@@ -48,7 +48,7 @@ class ExplosionDetector(Detector):
             initial = baselines.initial_levels(initial, span.samples.level)
         limit = explosion_limits(span.baseline, initial, rule, is_relative=span.grace_over)
         is_over = span.samples.absmax > limit
-        return first_true(is_over.any(axis=1)) if is_over.any() else len(span)
+        return first_true(np.asarray(is_over.any(axis=1))) if is_over.any() else len(span)
 
     def skip(self, span: Span) -> None:
         if span.is_comparable:
