@@ -83,6 +83,7 @@ def create_app(settings: Settings, board: WorkerBoard | None = None) -> FastAPI:
     app.state.services = _services(settings, board)
     # The middleware that is added last comes first.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
+    app.add_middleware(ingest.BatchShortcut)
     app.add_middleware(Access, gate=app.state.services.gate)
     # An attacker's DNS brings no token along: with tokens every name is fine.
     names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]

@@ -18,6 +18,7 @@ from gradcanary_server.incidents import service, silences, text
 from gradcanary_server.incidents.detail import load_details
 from gradcanary_server.incidents.lifecycle import RANKS
 from gradcanary_server.incidents.silences import SilencedMembers
+from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import incident, run
 
 MAX_BYTES = 8 * MIB
@@ -33,7 +34,7 @@ _OPEN = (
     .where(*_IS_OPEN)
     .order_by(incident.c.incident_id)
 )
-_ANY = select(incident.c.incident_id).where(*_IS_OPEN).limit(1)
+_ANY = Prepared(select(incident.c.incident_id).where(*_IS_OPEN).limit(1))
 
 
 class Texts(NamedTuple):
@@ -45,7 +46,7 @@ class Texts(NamedTuple):
 
 def has_open(connection: Connection, run_id: int) -> bool:
     """Return True if a run has an open incident."""
-    return connection.scalar(_ANY, {"run_id": run_id}) is not None
+    return bool(_ANY.rows(connection, {"run_id": run_id}))
 
 
 class Briefs:

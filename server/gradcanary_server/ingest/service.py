@@ -27,6 +27,7 @@ from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage import heartbeat, layers, runs
 from gradcanary_server.storage.database import Database, Record
 from gradcanary_server.storage.layers import LayerSetCache
+from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import HeldRun, batch
 from gradcanary_server.tsdb import batch as tsdb_batch
 from gradcanary_server.tsdb import log, metric_index
@@ -34,7 +35,7 @@ from gradcanary_server.tsdb.batch import Columns, encode_batch
 from gradcanary_server.tsdb.log import BatchLog, LoggedBatch
 from gradcanary_server.validation import LIMITS
 
-_APPEND = insert(batch)
+_APPEND = Prepared(insert(batch))
 logger = logging.getLogger(__name__)
 
 
@@ -225,7 +226,7 @@ def append(context: BatchContext) -> None:
     first, last = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
     key = {"run_id": context.run.run_id, "session": piece.session, "seq": piece.seq, "launch_no": piece.launch_no}
     values = {"sha256": context.entry.sha256, "received": context.now, "body": context.entry.body}
-    context.connection.execute(_APPEND, {**key, **values, "first_step": first, "last_step": last})
+    _APPEND.change(context.connection, {**key, **values, "first_step": first, "last_step": last})
 
 
 def index(context: BatchContext) -> None:

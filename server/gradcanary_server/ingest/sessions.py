@@ -171,6 +171,8 @@ def add_gaps(before: Record, columns: Columns, first_step: int) -> str:
     """
     dropped = columns.dropped_steps - before.dropped_steps
     holes = list(_holes(before, columns))
+    if not holes and dropped <= 0:
+        return str(before.gaps)
     gaps = json.loads(before.gaps)
     if dropped > sum((end - begin) // columns.every + 1 for begin, end in holes):
         holes = _thinned(first_step - 1 if before.last_step is None else before.last_step, columns, dropped)

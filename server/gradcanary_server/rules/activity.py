@@ -151,7 +151,7 @@ class _Planes:
         return _Planes(self.has_gradient[row], self.idle[row], self.not_trainable[row])
 
 
-def add_hits(activity: Activity, columns: Ints, number: int) -> None:
+def add_hits(activity: Activity, columns: Ints | slice, number: int) -> None:
     """Add ``number`` observations with a gradient to layers that are in no idle span."""
     more = np.int64(number)
     observed, hits = activity.observed[columns] + more, activity.hits[columns] + more

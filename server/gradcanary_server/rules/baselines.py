@@ -82,7 +82,7 @@ class Baselines(LayerArrays):
         straight: Mask = (self.blocks[columns] >= LINE_BLOCKS) & is_straight & is_near
         return straight
 
-    def levels(self, columns: Ints) -> Floats:
+    def levels(self, columns: Ints | slice) -> Floats:
         return self.level[columns].astype(np.float64)
 
     def absmax(self, columns: Ints) -> list[float | None]:
@@ -97,7 +97,7 @@ class Baselines(LayerArrays):
         self.blocks[:] = 0
 
 
-def rows_before_close(baselines: Baselines, columns: Ints, is_measured: Mask, lengths: Ints) -> int:
+def rows_before_close(baselines: Baselines, columns: Ints | slice, is_measured: Mask, lengths: Ints) -> int:
     """Return the number of observations, ``is_measured`` bool[n, L], before the first one that closes a block."""
     left = lengths - baselines.filled[columns]
     if is_measured.all():
@@ -106,7 +106,7 @@ def rows_before_close(baselines: Baselines, columns: Ints, is_measured: Mask, le
     return int(np.argmax(closes)) if closes.any() else len(is_measured)
 
 
-def add_levels(baselines: Baselines, columns: Ints, levels: Floats, is_measured: Mask) -> None:
+def add_levels(baselines: Baselines, columns: Ints | slice, levels: Floats, is_measured: Mask) -> None:
     """Add observations, float64[n, L], that close no block."""
     filled = baselines.filled[columns]
     if is_measured.all() and (filled == filled[:1]).all():
@@ -116,7 +116,8 @@ def add_levels(baselines: Baselines, columns: Ints, levels: Floats, is_measured:
         return
     block_rows = filled + np.cumsum(is_measured, axis=0) - 1
     rows, layers = np.nonzero(is_measured)
-    baselines.block[block_rows[rows, layers], columns[layers]] = _milli_decades(levels[rows, layers])
+    numbers = np.arange(baselines.block.shape[1])[columns]
+    baselines.block[block_rows[rows, layers], numbers[layers]] = _milli_decades(levels[rows, layers])
     baselines.filled[columns] = filled + is_measured.sum(axis=0)
 
 
@@ -219,7 +220,7 @@ class InitialLevels(LayerArrays):
     level: NDArray[np.float32] = layer_array(np.float32, np.nan)
 
 
-def observe_initial(initial: InitialLevels, columns: Ints, levels: Floats) -> None:
+def observe_initial(initial: InitialLevels, columns: Ints | slice, levels: Floats) -> None:
     """Take the first level of each layer from n steps, float64[n, L]: log10, -inf = exact zero, NaN = not measured."""
     initial.level[columns] = initial_levels(initial.level[columns], levels)
 

@@ -29,7 +29,7 @@ from gradcanary_server.rules.signals import Vote
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.steps import Context, Detector, Loss, Losses, Sample, SampleBatch, Span, Step, first_true
 from gradcanary_server.rules.transitions import FiringSet, StepEvidence
-from gradcanary_server.rules.types import Launch, Mask, Samples, Transition
+from gradcanary_server.rules.types import Launch, Mask, Samples, Transition, replaced
 
 TELL_AFTER_STEPS, TELL_AFTER_SAMPLES = 20, 5
 """Of a launch: then what fired before it, and fires still, is told again. As many as decide that anything fires."""
@@ -102,7 +102,8 @@ class Evaluator:
                 self._skip_losses(step_losses)
                 self.skip(span)
             row, next_loss = end, next_loss + len(step_losses)
-        yield from self._evaluate_losses(losses.between(next_loss, len(losses)))
+        if next_loss < len(losses):
+            yield from self._evaluate_losses(losses.between(next_loss, len(losses)))
         context = self.context
         yield from metric.evaluate_metrics(self.state.metrics, context.launch, context.samples.metrics, context.rules)
 
@@ -159,7 +160,7 @@ class Evaluator:
         """Add losses to the state with which nothing fires or resolves."""
         if len(losses):
             self._scale_drop.add_losses(losses.values)
-            self.state.progress = replace(self.state.progress, last_loss_step=int(losses.steps[-1]))
+            self.state.progress = replaced(self.state.progress, last_loss_step=int(losses.steps[-1]))
 
     def observe_loss(self, loss: Loss) -> Iterator[Transition]:
         """Evaluate one loss; yield its transitions."""
@@ -186,8 +187,8 @@ class Evaluator:
         if launch.older and not self.state.progress.told_inherited:
             end = max(row + 1, min(end, int(np.searchsorted(batch.steps, self._tells_at))))
         if is_over[0] and batch.is_comparable[row]:
-            columns, is_measured = self.context.config.columns, batch.is_measured[row:end]
-            end = row + baselines.rows_before_close(self.state.baselines, columns, is_measured, self._block_lengths)
+            at, is_measured = self.context.config.at, batch.is_measured[row:end]
+            end = row + baselines.rows_before_close(self.state.baselines, at, is_measured, self._block_lengths)
         return Span(self.context, row, end, grace_over=bool(is_over[0])) if end > row else None
 
     def _firing_set(self) -> FiringSet:

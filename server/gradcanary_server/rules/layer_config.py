@@ -114,6 +114,22 @@ class LayerRules:
     facts: tuple[LayerFacts, ...]
 
     @cached_property
+    def at(self) -> Ints | slice:
+        """The columns, as a slice where they follow each other: a view of an array takes a tenth of a copy's time."""
+        columns = self.columns
+        is_range = len(columns) > 0 and bool((np.diff(columns) == 1).all())
+        return slice(int(columns[0]), int(columns[-1]) + 1) if is_range else columns
+
+    @cached_property
+    def end(self) -> int:
+        """The number after those of all layers."""
+        return int(self.columns.max(initial=-1)) + 1
+
+    @cached_property
+    def longest_block(self) -> int:
+        return int(self.observations.max(initial=0))
+
+    @cached_property
     def enter_level(self) -> Floats:
         level: Floats = np.log10(self.enter)
         return level

@@ -103,7 +103,7 @@ def apply_layer_set(state: RuleState, launch: Launch, config: LayerRules) -> tup
     columns = config.columns
     if _is_unchanged(state, launch, config):
         return ()
-    state.make_room(int(columns.max(initial=-1)) + 1, int(config.observations.max(initial=0)))
+    state.make_room(config.end, config.longest_block)
     is_new = launch.number != state.progress.launch
     reshaped = (state.shapes[columns] != UNKNOWN_SHAPE) & (state.shapes[columns] != config.shapes)
     leaves = state.present.copy() if is_new else np.zeros_like(state.present)
@@ -127,19 +127,20 @@ def apply_layer_set(state: RuleState, launch: Launch, config: LayerRules) -> tup
 
 def _is_unchanged(state: RuleState, launch: Launch, config: LayerRules) -> bool:
     """Return True if the state is of this launch with the same layers and rules."""
-    columns = config.columns
+    at = config.at
     return bool(
         launch.number == state.progress.launch
-        and int(columns.max(initial=-1)) < len(state.present)
-        and int(config.observations.max(initial=0)) <= len(state.baselines.block)
-        and state.present[columns].all()
-        and (state.shapes[columns] == config.shapes).all()
-        and (state.resolve_after[columns] == config.resolve_after).all()
+        and config.end <= len(state.present)
+        and config.longest_block <= len(state.baselines.block)
+        and state.present[at].all()
+        and (state.shapes[at] == config.shapes).all()
+        and (state.resolve_after[at] == config.resolve_after).all()
     )
 
 
 def _refill(state: RuleState, config: LayerRules) -> None:
     """Set the score of firing layers without a sign of recovery to ``resolve_after`` of the present rules."""
+    state.scores.unshare()
     columns, score = config.columns, state.scores.score[:, config.columns]
     is_full = state.scores.firing[:, columns] & (score == state.resolve_after[columns])
     state.scores.score[:, columns] = np.where(is_full, config.resolve_after, score)

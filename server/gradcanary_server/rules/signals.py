@@ -158,6 +158,21 @@ class Scores(LayerArrays):
     since: Ints = layer_array(np.int64, NOT_COUNTING, is_table=True)
     firing: Mask = layer_array(np.bool_, is_table=True)
 
+    def copy(self) -> Scores:
+        """Return scores that share their arrays with these until either are changed: few steps change any."""
+        for array in self.arrays():
+            array.flags.writeable = False
+        return Scores(*self.arrays())
+
+    def unshare(self) -> None:
+        """Make the arrays its own; each change begins with it."""
+        if not self.score.flags.writeable:
+            self.score, self.since, self.firing = self.score.copy(), self.since.copy(), self.firing.copy()
+
+    def forget(self, columns: Ints | Mask | slice) -> None:
+        self.unshare()
+        super().forget(columns)
+
     def set_firing(self, signal: int, columns: Ints, fires: Mask, step: int, full: NDArray[np.float32]) -> bool:
         """Let these layers fire from a step on or not, without a count; return True if anything changed.
 
@@ -166,6 +181,7 @@ class Scores(LayerArrays):
         before = self.firing[signal, columns]
         if (before == fires).all():
             return False
+        self.unshare()
         since = np.where(before, self.since[signal, columns], step)
         self.firing[signal, columns], self.score[signal, columns] = fires, np.where(fires, full, 0)
         self.since[signal, columns] = np.where(fires, since, NOT_COUNTING)
@@ -173,10 +189,12 @@ class Scores(LayerArrays):
 
     def reset_pending(self) -> None:
         """Reset every count that does not fire."""
+        self.unshare()
         idle = ~self.firing
         self.score[idle], self.since[idle] = 0, NOT_COUNTING
 
     def reset_signal(self, signal: int, layers: Ints | slice = slice(None)) -> None:
+        self.unshare()
         self.score[signal, layers], self.since[signal, layers], self.firing[signal, layers] = 0, NOT_COUNTING, False
 
 
@@ -211,6 +229,7 @@ def apply_vote(vote: Vote) -> bool:
     before = scores.score[signal, vote.columns]
     if not before.any() and not (vote.votes > 0).any():
         return False
+    scores.unshare()
     firing, votes = scores.firing[signal, vote.columns], vote.votes
     if vote.decays is not None:
         votes = np.where(vote.decays & ~firing & (votes == 0), -1, votes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ VERSION = 1
 _HEAD = struct.Struct("<HI")
 """The version, and the number of layers."""
 _LENGTH = struct.Struct("<I")
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 LOSSES = 50
 """Losses kept: as many as observations make a block, so a baseline knows the loss of its time."""
@@ -192,23 +193,24 @@ class RuleState:
         """
         progress = self.progress
         lists = {
-            "common_fall": astuple(progress.common_fall),
-            "jumps": [astuple(jump) for jump in progress.jumps],
-            "unmoved": astuple(progress.unmoved),
-            "scaler": astuple(progress.scaler),
+            "common_fall": [*vars(progress.common_fall).values()],
+            "jumps": [[*vars(jump).values()] for jump in progress.jumps],
+            "unmoved": [*vars(progress.unmoved).values()],
+            "scaler": [*vars(progress.scaler).values()],
         }
+        scores, of_run = _sparse(self.scores), _sparse(self.of_run)
         values: dict[str, object] = {
             "progress": {**vars(progress), **lists},
             "losses": len(self.losses),
-            "counting": [int((self.scores.score > 0).sum()), int((self.of_run.score > 0).sum())],
+            "counting": [len(scores[0]), len(of_run[0])],
         }
         if self.metrics:
-            values["metrics"] = [[*key, *astuple(series)] for key, series in self.metrics.items()]
+            values["metrics"] = [[*key, *vars(series).values()] for key, series in self.metrics.items()]
         if self.accepted.any():
             values["accepted"] = np.flatnonzero(self.accepted).tolist()
-        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+        text = _JSON.encode(values).encode()
         head = _HEAD.pack(VERSION, len(self.present)) + _LENGTH.pack(len(self.baselines.block))
-        arrays = [*self.arrays_by_layer(), *_sparse(self.scores), *_sparse(self.of_run), self.losses]
+        arrays = [*self.arrays_by_layer(), *scores, *of_run, self.losses]
         return b"".join([head, *(array.tobytes() for array in arrays), text, _LENGTH.pack(len(text))])
 
     def arrays_by_layer(self) -> tuple[NDArray[Any], ...]:
@@ -264,7 +266,7 @@ def _progress(values: Mapping[str, Any]) -> Progress:
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:
-    counting = np.flatnonzero(scores.score > 0)
+    counting = np.flatnonzero(scores.score > 0) if scores.score.any() else np.empty(0, np.int64)
     return (counting.astype(np.uint32), *(array.ravel()[counting] for array in scores.arrays()))
 
 

@@ -105,7 +105,7 @@ class SampleBatch(LayerPlanes):
         is_plain = not state.any()  # all measured, as nearly always: six planes less to make
         measured = ~nothing if is_plain else (state == MEASURED) | (state == ZERO)
         nonfinite, not_trainable = (nothing if is_plain else state == code for code in (NONFINITE, NOT_TRAINABLE))
-        absmax, norm = (_measured_values(samples, stat, measured) for stat in ("absmax", "norm"))
+        absmax, norm = (_measured_values(samples, stat, measured, is_plain=is_plain) for stat in ("absmax", "norm"))
         with np.errstate(divide="ignore"):
             level = np.log10(absmax)
         zero = absmax == 0 if is_plain else (absmax == 0) | (state == ZERO)
@@ -131,6 +131,8 @@ class SampleBatch(LayerPlanes):
 
     def between(self, begin: int, end: int) -> SampleBatch:
         """Return the steps from row ``begin`` to before row ``end``."""
+        if end - begin == len(self.steps):
+            return self
         return SampleBatch(**self._slice(slice(begin, end), _BATCH_ARRAYS))
 
     def at(self, row: int) -> Sample:
@@ -152,11 +154,11 @@ _PLANES = tuple(field.name for field in fields(LayerPlanes) if field.name not in
 _BATCH_ARRAYS = tuple(field.name for field in fields(SampleBatch) if field.name not in ("every", "values"))
 
 
-def _measured_values(samples: Samples, stat: str, measured: Mask) -> Floats:
+def _measured_values(samples: Samples, stat: str, measured: Mask, *, is_plain: bool) -> Floats:
     if stat not in samples.values:
         return np.full(measured.shape, np.nan)
     values = samples.values[stat].astype(np.float64).reshape(measured.shape)
-    if not measured.all():
+    if not is_plain and not measured.all():
         values[~measured] = np.nan
     return values
 
@@ -222,10 +224,6 @@ class Context:
         """Layers whose gradients come from a loss that is not on record, bool[L]; None = no layers."""
         self.low: Mask = (self.batch.absmax < self.config.enter) & self.config.enabled
         """Layers under ``enter`` at each step, bool[n, L]."""
-        self.is_low = any_layer(self.low)
-        """Steps at which any layer is low."""
-        self.all_have_gradient: Mask = np.asarray(self.batch.has_gradient.all(axis=1))
-        """Steps at which every layer had a gradient."""
 
 
 def find_own_loss(launch: Launch) -> Mask | None:
@@ -273,19 +271,20 @@ class Span:
         self.is_watched = self.is_comparable and grace_over
         """True if falls are detected and baselines learnt in these steps."""
         self.samples = samples = context.batch.between(begin, end)
-        has_gap = state.activity.idle[config.columns].any() or not context.all_have_gradient[begin:end].all()
+        has_gap = state.activity.idle[config.at].any() or not samples.has_gradient.all()
         self.all_have_gradient = not has_gap
         """True if every layer had a gradient at these steps and at the one before."""
-        self.baseline = state.baselines.levels(config.columns)
+        self.baseline = state.baselines.levels(config.at)
         if self.is_comparable:
-            alive, rule = state.alive[config.columns], config.vanished
+            alive, rule = state.alive[config.at], config.vanished
             if not alive.all():
                 has_gradient = samples.is_measured & ~samples.zero
                 alive = alive | np.logical_or.accumulate(has_gradient, axis=0)
-            # Layers whose exact zeros may count in these steps.
-            zero_counts = state.activity.may_be_regular(
-                config.columns, rule.steady_share, rule.observations, end - begin
-            )
+            zero_counts = alive  # layers whose exact zeros may count in these steps, of no matter without one
+            if samples.zero.any():
+                zero_counts = state.activity.may_be_regular(
+                    config.columns, rule.steady_share, rule.observations, end - begin
+                )
             self.falls = Falls(samples, self.baseline, self.baseline - samples.level, alive, zero_counts)
 
     def __len__(self) -> int:
@@ -402,7 +401,8 @@ AT_ONCE = np.array(1, np.float32)
 
 def first_true(mask: Mask) -> int:
     """Return the index of the first True, the length if there is none."""
-    return int(np.argmax(mask)) if mask.any() else len(mask)
+    first = int(mask.argmax()) if len(mask) else 0
+    return first if len(mask) and mask[first] else len(mask)
 
 
 def is_regular(activity: Activity, config: LayerRules) -> Mask:

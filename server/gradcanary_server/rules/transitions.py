@@ -114,6 +114,8 @@ def still_firing(state: RuleState, evidence: StepEvidence, full: float, *, is_co
     """
     columns, rows = evidence.columns, [*(COLLAPSE if is_comparable else ()), NONFINITE, EXPLOSION]
     scores, of_run, progress = state.scores.copy(), state.of_run.copy(), state.progress
+    scores.unshare()
+    of_run.unshare()
     for signals, layers in (
         (rows, columns[~np.isnan(evidence.absmax)]),
         (MISSED, columns[state.activity.idle[columns] > 0]),

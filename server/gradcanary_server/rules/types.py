@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -250,6 +250,16 @@ class Transition:
     series: SeriesFacts | None = None
 
 
+Value = TypeVar("Value")
+
+
+def replaced(value: Value, **changes: object) -> Value:
+    """Return a frozen dataclass with other values of some fields, unchecked: a tenth of the time of ``replace``."""
+    other = object.__new__(type(value))
+    vars(other).update(vars(value), **changes)
+    return other
+
+
 def series_member(number: int) -> int:
     """Return the number of a series, from 0, among layers: -2, -3, ...; -1 is the whole run in the tables."""
     return -2 - number
@@ -275,7 +285,7 @@ class LayerArrays:
         )
 
     def copy(self) -> Self:
-        return type(self)(*(array.copy() for array in self.arrays()))
+        return type(self)(*map(np.ndarray.copy, self.arrays()))
 
     def widen(self, layers: int, rows: int = 0) -> Self:
         """Return these arrays with room for more layers, and tables with at least ``rows`` rows."""

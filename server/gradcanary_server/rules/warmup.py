@@ -13,7 +13,7 @@ from gradcanary_server.rules.config import Grace
 from gradcanary_server.rules.layer_config import LayerRules
 from gradcanary_server.rules.signals import MAX_WEIGHT_IDLE
 from gradcanary_server.rules.steps import BY_SCALER, Sample
-from gradcanary_server.rules.types import Floats, Ints, Jump, Launch, Mask
+from gradcanary_server.rules.types import Floats, Ints, Jump, Launch, Mask, replaced
 
 if TYPE_CHECKING:
     from gradcanary_server.rules.state import Progress
@@ -41,10 +41,14 @@ def advance(progress: Progress, sample: Sample, launch: Launch, grace: Grace) ->
 
 def skip(progress: Progress, steps: Ints, lr: NDArray[np.float32], launch: Launch, grace: Grace) -> Progress:
     """Return the progress after steps that were not skipped."""
+    last_step = int(steps[-1])
+    if progress.grace_over and progress.lr == tuple(lr[-1].tolist()) and (lr == lr[-1]).all():  # the same all along
+        highest = find_highest_lr(progress, lr)
+        return replaced(progress, last_step=last_step, skipped=0, skipped_since=-1, highest_lr=highest)
     rates, is_over = find_grace_end(progress, steps, lr, launch, grace)
     return replace(
         progress,
-        last_step=int(steps[-1]),
+        last_step=last_step,
         skipped=0,
         skipped_since=-1,
         lr=rates,

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from gradcanary_server.caches import Cache, split_cache_budget
 from gradcanary_server.rules.state import RuleState
+from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import HeldRun, rule_state, run
 
 PART_BYTES = 7_984
@@ -21,7 +22,7 @@ pages."""
 _PARTS = select(rule_state.c.packed).where(rule_state.c.run_id == bindparam("run_id")).order_by(rule_state.c.part)
 _INSERT = insert(rule_state)
 _OF_RUN = rule_state.c.run_id == bindparam("at_run_id")
-_CHANGE = update(rule_state).where(_OF_RUN, rule_state.c.part == bindparam("at_part"))
+_CHANGE = Prepared(update(rule_state).where(_OF_RUN, rule_state.c.part == bindparam("at_part")))
 _DELETE_TAIL = delete(rule_state).where(_OF_RUN, rule_state.c.part >= bindparam("at_part"))
 _SET_TOKEN = update(run).where(run.c.run_id == bindparam("at_run_id"))
 
@@ -85,7 +86,7 @@ def _write(connection: Connection, run_id: int, before: StoredState, state: Rule
         if part != old[number]
     ]
     if changes:
-        connection.execute(_CHANGE, changes)
+        _CHANGE.change(connection, *changes)
     if len(parts) > len(old):
         added = enumerate(parts[len(old) :], start=len(old))
         connection.execute(_INSERT, [{"run_id": run_id, "part": number, "packed": part} for number, part in added])

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, insert, sele
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, unknown_run
 from gradcanary_server.storage.database import Record
+from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import (
     HELD_RUN,
     HeldRun,
@@ -216,9 +217,10 @@ _IS_OF_LAUNCH = (
     & (configuration.c.launch_no == launch.c.launch_no)
     & (configuration.c.launch_no == bindparam("launch_no"))
 )
-_IN_ORDER_CONFIGURED = _IN_ORDER.outerjoin(configuration, _IS_OF_LAUNCH).add_columns(
-    configuration.c.settings, configuration.c.metrics
+_IN_ORDER_CONFIGURED = Prepared(
+    _IN_ORDER.outerjoin(configuration, _IS_OF_LAUNCH).add_columns(configuration.c.settings, configuration.c.metrics)
 )
+_Launch = cast("Callable[..., Record]", namedtuple("_Launch", [*launch.c.keys(), "settings", "metrics"]))  # noqa: PYI024
 
 
 _RUN_IDS = bindparam("run_ids", expanding=True)
@@ -258,7 +260,8 @@ def configured_launch(
     connection: Connection, run_id: int, launch_no: int
 ) -> tuple[Sequence[Record], Record, Configuration]:
     """Return the launches as :func:`launches_in_order`, one of them, and its configuration without environment."""
-    rows = connection.execute(_IN_ORDER_CONFIGURED, {"run_id": run_id, "launch_no": launch_no}).all()
+    found = _IN_ORDER_CONFIGURED.rows(connection, {"run_id": run_id, "launch_no": launch_no})
+    rows = [_Launch(*row) for row in found]
     row = next(row for row in rows if row.launch_no == launch_no)
     if row.settings is None:
         return rows, row, NO_CONFIGURATION
@@ -369,7 +372,7 @@ def check_deleted(connection: Connection, run_name: str, session_id: str) -> Non
 
 
 # Built once: building them took longer than executing them.
-_LOCK = (
+_LOCK = Prepared(
     select(*HELD_RUN, session)
     .select_from(run.join(session, session.c.run_id == run.c.run_id))  # PostgreSQL locks in this order
     .join(run_name, run_name.c.run_id == run.c.run_id)
@@ -379,13 +382,12 @@ _LOCK = (
 _HELD = select(*HELD_RUN).where(run.c.run_id == bindparam("run_id"))
 # All columns, so that it can be used as a row of the table.
 _Session = cast("Callable[..., Record]", namedtuple("_Session", session.c.keys()))  # noqa: PYI024
-_REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(revision=run.c.revision + 1)
+_REVISION = Prepared(update(run).where(run.c.run_id == bindparam("at_run_id")).values(revision=run.c.revision + 1))
 
 
 def lock_session(connection: Connection, name: str, session_id: str) -> tuple[HeldRun, Record]:
     """Lock and return the rows of a run and a session; raises RequestError 404, or 410 for a deleted run."""
-    row = connection.execute(_LOCK, {"name": name, "session": session_id}).one_or_none()
-    if row is not None:
+    for row in _LOCK.rows(connection, {"name": name, "session": session_id}):
         return HeldRun(*row[: len(HELD_RUN)]), _Session(*row[len(HELD_RUN) :])
     check_deleted(connection, name, session_id)
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {name!r} came here.")
@@ -403,4 +405,4 @@ def read_held_run(connection: Connection, run_id: int) -> HeldRun:
 
 def bump_revision(connection: Connection, run_id: int, **values: object) -> None:
     """Update the row of a run and increment its revision, so that pages read it again."""
-    connection.execute(_REVISION, {"at_run_id": run_id, **values})
+    _REVISION.change(connection, {"at_run_id": run_id, **values})

@@ -29,7 +29,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    Update,
     and_,
     bindparam,
     false,
@@ -39,6 +38,8 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+
+from gradcanary_server.storage.prepared import Prepared
 
 MAX_ID = 2**31 - 1
 """The largest id of a row: PostgreSQL fails for a larger number in a query."""
@@ -505,7 +506,7 @@ def next_number(connection: Connection, name: str) -> int:
 def update_row(connection: Connection, table: Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
     """Update the rows with these values of ``key``; return their number."""
     parameters = {f"at_{column}": value for column, value in key.items()} | dict(values)
-    return connection.execute(_update_by_key(table, tuple(key)), parameters).rowcount
+    return _update_by_key(table, tuple(key)).change(connection, parameters)
 
 
 def is_of_incident(
@@ -522,6 +523,6 @@ def contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
 
 
 @lru_cache(maxsize=64)
-def _update_by_key(table: Table, key: tuple[str, ...]) -> Update:
+def _update_by_key(table: Table, key: tuple[str, ...]) -> Prepared:
     # Cached: building a statement for each batch took longer than executing it.
-    return update(table).where(*(table.c[column] == bindparam(f"at_{column}") for column in key))
+    return Prepared(update(table).where(*(table.c[column] == bindparam(f"at_{column}") for column in key)))

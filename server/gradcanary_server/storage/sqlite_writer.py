@@ -127,14 +127,14 @@ class SqliteWriter:
         commit: _Commit | None = None
         try:
             commit, self._shared = self._shared or self._begin(), None
-            with _savepoint(commit):
+            with _unit(commit):
                 yield commit.connection
             commit.units += 1
         finally:
             if commit is None or not self._hand_over(commit):
                 try:
                     if commit is not None:
-                        self._end(commit, commits=True)
+                        self._end(commit, commits=commit.units > 0)
                 finally:
                     self._leave()
         commit.ended.wait()
@@ -320,17 +320,21 @@ def checkpoint(connection: Connection, mode: str, wait_s: float = 0.0) -> Checkp
 
 
 @contextmanager
-def _savepoint(commit: _Commit) -> Iterator[None]:
-    """Roll back the block alone if it raises."""
-    commit.raw.execute("SAVEPOINT unit")
+def _unit(commit: _Commit) -> Iterator[None]:
+    """Roll back the block alone if it raises: to a savepoint, which copies pages; the first one needs none."""
+    is_first = commit.units == 0
+    if not is_first:
+        commit.raw.execute("SAVEPOINT unit")
     try:
         yield
     except BaseException:
         if commit.is_open:
-            commit.raw.execute("ROLLBACK TO unit")
+            commit.raw.execute("ROLLBACK" if is_first else "ROLLBACK TO unit")
+        if commit.is_open:
             commit.raw.execute("RELEASE unit")
         raise
-    commit.raw.execute("RELEASE unit")
+    if not is_first:
+        commit.raw.execute("RELEASE unit")
 
 
 class Checkpointer(BackgroundLoop):

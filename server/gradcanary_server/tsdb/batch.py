@@ -248,7 +248,7 @@ def _check_accumulators(records: tuple[wire.Accumulator, ...], width: int) -> No
 
 def canonical_tags(tags: Mapping[str, str]) -> str:
     """Return tags as stored: equal ones are the same text."""
-    return json.dumps(dict(tags), sort_keys=True, separators=(",", ":"))
+    return json.dumps(dict(tags), sort_keys=True, separators=(",", ":")) if tags else "{}"
 
 
 def _check_metrics(metrics: tuple[wire.Metric, ...]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from gradcanary_server.errors import invalid
+from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import metric, run
 from gradcanary_server.tsdb.batch import MetricColumn
 
@@ -23,7 +24,9 @@ _LAST_VALUES = select(metric.c.name, metric.c.tags, metric.c.last).where(metric.
 _LOSSES = select(metric.c.run_id, metric.c.name, metric.c.last).where(
     metric.c.run_id.in_(bindparam("run_ids", expanding=True)), metric.c.series == LOSS
 )
-_CHANGE = update(metric).where(metric.c.run_id == bindparam("at_run_id"), metric.c.series == bindparam("at_series"))
+_CHANGE = Prepared(
+    update(metric).where(metric.c.run_id == bindparam("at_run_id"), metric.c.series == bindparam("at_series"))
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def update_series(
     """
     latest = {(column.name, column.tags): _last(column, launch_no) for column in columns if len(column.steps)}
     updates = {key: {"at_run_id": run_id, "at_series": _hash(*key), **values} for key, values in latest.items()}
-    if not updates or (not newer and connection.execute(_CHANGE, list(updates.values())).rowcount == len(updates)):
+    if not updates or (not newer and _CHANGE.change(connection, *updates.values()) == len(updates)):
         return  # nearly always: all series exist and no newer launch has logged them
     rows = connection.execute(_SERIES, {"run_id": run_id})
     launches: dict[tuple[str, str], int] = {(row.name, row.tags): row.launch_no for row in rows}
@@ -65,7 +68,7 @@ def update_series(
     # Also if the step is lower: a resumed run goes back, and its newest launch counts.
     changed = [values for key, values in updates.items() if key in launches and launches[key] not in newer]
     if changed:
-        connection.execute(_CHANGE, changed)
+        _CHANGE.change(connection, *changed)
 
 
 def list_series(connection: Connection, run_id: int) -> list[Series]:

@@ -1,5 +1,6 @@
 """The sparkline of a run: its small gradients in 64 numbers; pure."""
 
+import math
 import struct
 from dataclasses import dataclass, field
 
@@ -32,17 +33,16 @@ class Sparkline:
         steps, levels = steps[~np.isnan(levels)], levels[~np.isnan(levels)]
         if not len(steps):
             return self
-        is_filled = ~np.isnan(self.levels)
-        starts = np.concatenate([self.width * (self.first + np.flatnonzero(is_filled)), steps])
-        values = np.concatenate([self.levels[is_filled], levels])
-        width = self.width
-        while starts.max() // width - starts.min() // width >= _BUCKETS:
+        width, begin, end = self.width, int(steps.min()), int(steps.max())
+        if len(self.levels):  # neither the first nor the last one is empty
+            begin, end = min(begin, width * self.first), max(end, width * (self.first + len(self.levels) - 1))
+        while end // width - begin // width >= _BUCKETS:
             width *= 2
-        buckets = starts // width
-        first = int(buckets.min())
-        merged = np.full(int(buckets.max()) - first + 1, np.inf, np.float32)
-        np.minimum.at(merged, buckets - first, values)
-        merged[np.isinf(merged)] = np.nan
+        first = begin // width
+        merged = np.full(end // width - first + 1, np.nan, np.float32)
+        buckets = self.width * np.arange(self.first, self.first + len(self.levels)) // width
+        np.fmin.at(merged, buckets - first, self.levels)
+        np.fmin.at(merged, steps // width - first, levels)
         return Sparkline(width, first, merged)
 
     def points(self) -> NDArray[np.float32]:
@@ -67,10 +67,15 @@ class Sparkline:
 
 def levels(absmax: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return log10 of the largest absmax among the worst 5 % of layers, per step of float32[n, L]; NaN = no layer."""
-    measured = np.count_nonzero(~np.isnan(absmax), axis=1)
-    rank = np.maximum(np.ceil(WORST_SHARE * measured).astype(int) - 1, 0)
-    ordered = np.partition(absmax, np.unique(rank), axis=1)  # NaN last
-    worst = np.take_along_axis(ordered, rank[:, None], axis=1)[:, 0]
+    is_missing = np.isnan(absmax)
+    if absmax.size and not is_missing.any():
+        rank_of_all = max(math.ceil(WORST_SHARE * absmax.shape[1]) - 1, 0)
+        worst = np.partition(absmax, rank_of_all, axis=1)[:, rank_of_all]
+    else:
+        measured = np.count_nonzero(~is_missing, axis=1)
+        rank = np.maximum(np.ceil(WORST_SHARE * measured).astype(int) - 1, 0)
+        ordered = np.partition(absmax, np.unique(rank), axis=1)  # NaN last
+        worst = np.take_along_axis(ordered, rank[:, None], axis=1)[:, 0]
     with np.errstate(divide="ignore"):
         decades: NDArray[np.float32] = np.maximum(np.log10(worst), np.float32(FLOOR))
     return decades

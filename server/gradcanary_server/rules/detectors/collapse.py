@@ -65,7 +65,7 @@ class CollapseDetector(Detector):
         return bool(self.state.scores.score[signals.COLLAPSE].any())
 
     def quiet_rows(self, span: Span) -> int:
-        if not span.is_comparable or not self.context.is_low[span.begin : span.end].any():
+        if not span.is_comparable or not self.context.low[span.begin : span.end].any():
             return len(span)
         falls, steps = span.falls, span.samples.steps
         common_fall, may_vote = np.full((len(steps), 1), np.nan), np.zeros(len(steps), np.bool_)
@@ -80,10 +80,10 @@ class CollapseDetector(Detector):
 
     def skip(self, span: Span) -> None:
         rows = slice(span.begin, span.end)
-        low, is_measured, columns = self.context.low[rows], self.context.batch.is_measured[rows], self.config.columns
-        self.state.below_threshold[columns] = _last_measured(low, is_measured, self.state.below_threshold[columns])
+        low, is_measured, at = self.context.low[rows], self.context.batch.is_measured[rows], self.config.at
+        self.state.below_threshold[at] = _last_measured(low, is_measured, self.state.below_threshold[at])
         if self._weight_norms is not None:
-            self.state.weights.observe(columns, self._weight_norms[rows])
+            self.state.weights.observe(self.config.columns, self._weight_norms[rows])
 
     def observe(self, step: Step) -> Iterator[Vote]:
         sample, state, config = step.sample, self.state, self.config
@@ -295,8 +295,7 @@ def common_fall_reaches(falls: Falls, config: LayerRules, limits: tuple[float, .
     decades = falls.decades
     counted, rank, is_known = _counted_layers(falls, config)
     if decades.size and decades.max() < min(limits):  # False if one is NaN. Nearly always no layer fell so far.
-        is_far = np.broadcast_to(np.count_nonzero(counted, axis=-1) <= rank, rank.shape)
-        return [is_far] * len(limits), is_known
+        return [np.asarray(np.count_nonzero(counted, axis=-1) <= rank)] * len(limits), is_known
     decades = np.where(counted, decades, np.inf)
     return [np.count_nonzero(decades < limit, axis=-1) <= rank for limit in limits], is_known
 
@@ -309,11 +308,16 @@ def _counted_layers(falls: Falls, config: LayerRules) -> tuple[Mask, Ints, Mask]
     if sample.zero.any() or not sample.is_measured.all():
         eligible = eligible & sample.is_measured & (falls.zero_counts | ~sample.zero)
         counted = eligible & ~sample.zero
+    steps = sample.is_measured.shape[:-1]
+    if counted is eligible and counted.ndim == 1:  # nearly always
+        number, living = int(np.count_nonzero(counted)), int(np.count_nonzero(alive))
+        rank_of_all = max(1, int(COMMON_QUANTILE * (number - 1))) if number > FEW else 0
+        known = int(np.count_nonzero(alive & ~np.isnan(baseline)))
+        return counted, np.full(steps, rank_of_all), np.full(steps, 2 * known >= living > 0 and number > 0)
     number = np.count_nonzero(counted, axis=-1)
     rank = np.where(number > FEW, np.maximum(1, (COMMON_QUANTILE * (number - 1)).astype(np.int64)), 0)
     living = np.count_nonzero(alive, axis=-1)
     have_baselines = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
-    steps = sample.is_measured.shape[:-1]
     # A factor of zero leaves no gradient to layers that are too new to have a baseline.
     is_factor = (number > 0) | ~(alive & np.isnan(baseline) & sample.is_measured & ~sample.zero).any(axis=-1)
     is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1) & is_factor, steps)

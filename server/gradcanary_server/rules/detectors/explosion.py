@@ -43,16 +43,17 @@ class ExplosionDetector(Detector):
         rule = self.config.explosion
         if not rule.is_on:
             return len(span)
-        initial = self.state.initial_levels.level[self.config.columns]
+        initial = self.state.initial_levels.level[self.config.at]
         if span.is_comparable:
             initial = baselines.initial_levels(initial, span.samples.level)
         limit = explosion_limits(span.baseline, initial, rule, is_relative=span.grace_over)
-        return first_true(np.any(span.samples.absmax > limit, axis=1))
+        is_over = span.samples.absmax > limit
+        return first_true(np.asarray(is_over.any(axis=1))) if is_over.any() else len(span)
 
     def skip(self, span: Span) -> None:
         if span.is_comparable:
             levels = self.context.batch.level[span.begin : span.end]
-            baselines.observe_initial(self.state.initial_levels, self.config.columns, levels)
+            baselines.observe_initial(self.state.initial_levels, self.config.at, levels)
 
     def observe(self, step: Step) -> Iterator[Vote]:
         sample, state, rule, columns = step.sample, self.state, self.config.explosion, self.config.columns

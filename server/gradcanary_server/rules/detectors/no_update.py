@@ -151,7 +151,8 @@ class NoUpdateDetector(Detector):
             self.eventful = np.asarray(batch.steps % JUDGED_EACH == 0)
 
     def skip(self, span: Span) -> None:
-        self._add(span.samples.between(0, len(span)), span.samples.steps[: len(span)])
+        if "update_ratio" in span.samples.values:
+            self._add(span.samples.between(0, len(span)), span.samples.steps[: len(span)])
 
     def observe(self, step: Step) -> Iterator[Vote]:
         sample = step.sample

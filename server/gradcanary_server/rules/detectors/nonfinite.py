@@ -25,9 +25,13 @@ class NonfiniteDetector(Detector):
 
     def _eventful(self) -> Mask:
         batch, losses = self.context.batch, self.context.losses
-        eventful: Mask = (batch.skipped != 0) | batch.nonfinite.any(axis=1)
-        rows = np.searchsorted(batch.steps, losses.steps[~np.isfinite(losses.values)])
-        eventful[rows[rows < len(eventful)]] = True
+        eventful: Mask = batch.skipped != 0
+        if batch.nonfinite.any():
+            eventful |= batch.nonfinite.any(axis=1)
+        is_finite = np.isfinite(losses.values)
+        if not is_finite.all():
+            rows = np.searchsorted(batch.steps, losses.steps[~is_finite])
+            eventful[rows[rows < len(eventful)]] = True
         return eventful
 
     def is_active(self) -> bool:

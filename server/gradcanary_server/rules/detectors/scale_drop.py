@@ -19,7 +19,7 @@ from gradcanary_server.rules.detectors import collapse
 from gradcanary_server.rules.signals import CRITICAL, INFORMATION, MAX_WEIGHT_IDLE, NOTHING, WARNING, Vote
 from gradcanary_server.rules.state import LOSSES, Progress
 from gradcanary_server.rules.steps import Detector, Falls, Span, Step, first_true, is_regular
-from gradcanary_server.rules.types import NO_FALL, SEVERITIES, CommonFall, Floats, Ints, Mask, Severity
+from gradcanary_server.rules.types import NO_FALL, SEVERITIES, CommonFall, Floats, Ints, Mask, Severity, replaced
 
 SMALL_DECADES = 1.0
 """A common fall under this resolves."""
@@ -76,12 +76,13 @@ class ScaleDropDetector(Detector):
     def skip(self, span: Span) -> None:
         if not span.is_watched:
             return
-        state, columns, batch, rows = self.state, self.config.columns, self.context.batch, slice(span.begin, span.end)
+        state, at, batch, rows = self.state, self.config.at, self.context.batch, slice(span.begin, span.end)
         if span.far is not None:
             is_far, is_known = (mask[: len(span)] for mask in span.far)
             state.progress = track_small_falls(state.progress, batch.steps[rows], is_far, is_known)
-        state.alive[columns] |= (batch.is_measured[rows] & ~batch.zero[rows]).any(axis=0)
-        baselines.add_levels(state.baselines, columns, batch.level[rows], batch.is_measured[rows])
+        if not state.alive[at].all():
+            state.alive[at] |= (batch.is_measured[rows] & ~batch.zero[rows]).any(axis=0)
+        baselines.add_levels(state.baselines, at, batch.level[rows], batch.is_measured[rows])
 
     def observe(self, step: Step) -> Iterator[Vote]:
         sample, state, columns, config = step.sample, self.state, self.config.columns, self.config
@@ -199,7 +200,7 @@ def track_small_falls(progress: Progress, steps: Ints, is_far: Mask, is_known: M
     ``is_far`` are over half of it, where the fall ``is_known``."""
     small = np.flatnonzero(is_known & ~is_far)
     if len(small):
-        return replace(progress, last_small_step=int(steps[small[-1]]), common_fall=NO_FALL)
+        return replaced(progress, last_small_step=int(steps[small[-1]]), common_fall=NO_FALL)
     if progress.last_small_step >= 0 or not is_known.any():
         return progress
     return replace(progress, last_small_step=int(steps[np.argmax(is_known)]))

@@ -47,12 +47,12 @@ class ActivityTracker(Detector):
     """Updates the gradient activity of layers. It never votes."""
 
     def skip(self, span: Span) -> None:
-        activity, columns = self.state.activity, self.config.columns
+        activity = self.state.activity
         if span.all_have_gradient:
-            add_hits(activity, columns, len(span))
+            add_hits(activity, self.config.at, len(span))
         else:
             samples = self.context.batch.between(span.begin, span.end)
-            observe_steps(activity, columns, samples.steps, samples)
+            observe_steps(activity, self.config.columns, samples.steps, samples)
 
     def observe(self, step: Step) -> Iterator[Vote]:
         observe_step(self.state.activity, self.config.columns, step.sample.step, step.sample)

@@ -46,7 +46,9 @@ def test_the_names_of_a_deleted_run_are_free_again(archive):
 def test_a_run_that_is_held_has_the_same_columns_wherever_it_comes_from(archive):
     archive.send("s0", streams.Stream(streams.healthy(3, 2)), 3)
     with archive.database.write() as connection:
-        held, _ = runs.lock_session(connection, "run", "s0")
+        held, row = runs.lock_session(connection, "run", "s0")
+        assert (row.is_primary, row.is_sharded) == (True, False)
+        assert all(isinstance(flag, bool) for flag in (row.is_primary, row.is_sharded)), "SQLite has numbers"
         assert runs.read_held_run(connection, held.run_id) == held
         with pytest.raises(AttributeError):
             _ = runs.read_held_run(connection, held.run_id).step  # what one of them had the other one had not
