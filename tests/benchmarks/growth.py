@@ -54,7 +54,14 @@ GROWS = {
 }
 """What may grow, as it has so much more to look at."""
 
-OF_LAUNCH = ("page: run", "page: layer", "page: settings of the run", "page: comparison", "deletion of the run")
+OF_LAUNCH = (
+    "page: run",
+    "page: layer",
+    "page: settings of the run",
+    "page: comparison",
+    "deletion of the run",
+    "the compactor's round after it",
+)
 
 
 def main() -> int:
