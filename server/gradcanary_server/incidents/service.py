@@ -220,10 +220,10 @@ def resume_after_crash(connection: Connection, run_id: int, launch_no: int, now:
         repository.save_incident(connection, run_id, case)
 
 
-def crashed_runs(connection: Connection) -> frozenset[int]:
-    """Return the runs with an open incident of a crash: one rank crashed, and others did not end."""
+def crashed_runs(connection: Connection, run_id: int | None = None) -> frozenset[int]:
+    """Return the runs, or this one, with an open incident of a crash: one rank crashed, and others did not end."""
     query = select(incident.c.run_id).where(incident.c.state == "open", incident.c.rule == "crash")
-    return frozenset(connection.scalars(query))
+    return frozenset(connection.scalars(query if run_id is None else query.where(incident.c.run_id == run_id)))
 
 
 def open_absence_rules(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
@@ -308,7 +308,8 @@ def worst_rank() -> ScalarSelect[int]:
 def incident_marks(connection: Connection, run_id: int) -> list[IncidentMark]:
     """Return where the incidents of a run began and ended, by step."""
     marks = []
-    for row in connection.execute(select(incident).where(incident.c.run_id == run_id)):
+    columns = (incident.c.incident_id, incident.c.since_step, incident.c.resolved_step)
+    for row in connection.execute(select(*columns).where(incident.c.run_id == run_id)):
         marks.append(IncidentMark(row.since_step, row.incident_id, "fired"))
         if row.resolved_step is not None:
             marks.append(IncidentMark(row.resolved_step, row.incident_id, "resolved"))
