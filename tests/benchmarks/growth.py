@@ -46,13 +46,13 @@ LAYERS = (50, 500, 5000)
 WAYS = ("runs", "steps", "sessions", "shards", "launches")
 LINEAR, CONSTANT, SLACK_MS = 11.5, 1.5, 1.0
 GROWS = {
-    "runs": ("/metrics", "search of runs", "watchdog, a round (each 5 s)"),
-    "steps": ("deletion of the run", "the compactor's round after it"),
-    "sessions": (),
-    "shards": (),
+    "runs": ("/metrics", "search of runs", "watchdog, a round (each 5 s)", "page: storage"),
+    "steps": ("deletion of the run", "the compactor's round after it", "page: storage"),
+    "sessions": ("watchdog, a round (each 5 s)", "compactor, a round (each 2 s)"),
+    "shards": ("watchdog, a round (each 5 s)", "compactor, a round (each 2 s)"),
     "launches": (),
 }
-"""What may grow, as it has so much more to look at."""
+"""What may grow, as much as what it looks at: each open session, each run, the row of each tile."""
 
 OF_LAUNCH = (
     "page: run",

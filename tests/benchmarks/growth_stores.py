@@ -17,10 +17,13 @@ LAUNCH = "launch-now"
 LAYERS, LAYERS_OF_SHARDS = 500, 20
 """Of the training. Beside many steps it has those of the run."""
 
-BEFORE, FELL_AT, FELL = 200, 120, 18
+BEFORE, FELL_AT, FELL = 240, 120, 18
 """Steps that are there at once, the one at which layers collapse, and how many do: so an incident is open."""
 
 MOST_RANKS = 10_000
+MOST_AT_ONCE = 60_000
+"""Samples of one stat in a batch: of more the body would be too large."""
+
 TILES = 20
 """Of each of many runs."""
 
@@ -69,13 +72,17 @@ class Training:
         for _ in range(size if dimension in ("sessions", "shards") else 1):
             self.join()
         self.posting = len(self._sessions) if self._is_sharded else 1
-        first = wire.dump(self._stream.batch(0, BEFORE, change_records=True))
-        for each in self._sessions[: self.posting]:
-            each.post_batch(0, first).raise_for_status()
-        self._number = 0
+        at_once = min(BEFORE, MOST_AT_ONCE // layers)
+        firsts = [
+            wire.dump(self._stream.batch(begin, begin + at_once, change_records=not begin))
+            for begin in range(0, BEFORE, at_once)
+        ]
         other = streams.Session(url, OTHER)
         other.put_hello(self._stream.hello()).raise_for_status()
-        other.post_batch(0, first).raise_for_status()
+        for each in (*self._sessions[: self.posting], other):
+            for seq, body in enumerate(firsts):
+                each.post_batch(seq, body).raise_for_status()
+        self._number, self._first_seq = 0, len(firsts)
 
     def join(self) -> None:
         """Begin the session of one more rank."""
@@ -95,7 +102,7 @@ class Training:
     def post(self) -> None:
         """Post the next batch: of shards the next rank's, and the last one's completes the step."""
         rank, place = self._number % self.posting, self._number // self.posting
-        self._sessions[rank].post_batch(place + 1, self._bodies[place]).raise_for_status()
+        self._sessions[rank].post_batch(self._first_seq + place, self._bodies[place]).raise_for_status()
         self._number += 1
 
     def post_step(self) -> None:
