@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Column, Connection, select
+from sqlalchemy import Column, Connection, func, select
 
 from gradcanary_server.incidents import service
 from gradcanary_server.rules.config import Rules, Silent, Stalled
@@ -178,8 +178,10 @@ def read_open_statuses(connection: Connection, limit: int, now: float, silent: S
 
 def _statuses(connection: Connection, rows: Sequence[Record], now: float, silent: Silent) -> list[RunStatus]:
     run_ids = [row.run_id for row in rows]
-    columns = (session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s)
-    query = select(*columns).where(session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(run_ids))
+    # The best state of several is that of the last seen: a launch has hundreds of ranks.
+    columns = (session.c.run_id, session.c.ended, session.c.interval_s)
+    query = select(*columns, func.max(session.c.last_seen).label("last_seen")).group_by(*columns)
+    query = query.where(session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(run_ids))
     open_sessions: dict[int, list[SessionActivity]] = defaultdict(list)
     for open_session in connection.execute(query):
         open_sessions[open_session.run_id].append(open_session)

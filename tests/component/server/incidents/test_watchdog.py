@@ -558,3 +558,19 @@ def test_many_runs_that_are_silent_at_once_are_each_looked_at_alone(archive, mon
 
     few, many = rows(3), rows(30)
     assert many <= 10 * few
+
+
+def test_the_state_of_a_run_is_read_in_a_row_whatever_the_number_of_its_ranks(archive):
+    """Each page and each scrape reads it."""
+
+    def rows(ranks):
+        archive.clear()
+        stream = streams.Stream(streams.healthy(1, LAYERS))
+        for rank in range(ranks):
+            archive.ingest.hello(RUN, f"r{rank}", wire.dump(stream.hello(rank=rank, world_size=ranks)))
+        with archive.database.read() as connection, counted(archive.database) as asked:
+            found = liveness.read_status(connection, RUN, archive.database.now(connection), Silent())
+        assert found.state == "live"
+        return asked.rows
+
+    assert rows(20) == rows(2)
