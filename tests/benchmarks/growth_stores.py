@@ -1,9 +1,11 @@
 """Stores that are large in one way, each with a training that goes on in it. Imported, not run."""
 
 import itertools
+import time
 from collections.abc import Callable
 
 import big_run
+import httpx
 import jobs
 import many_runs
 import run_list
@@ -67,7 +69,7 @@ class Training:
         self._ranks = itertools.count()
         for number in range(size - 1 if dimension == "launches" else 0):
             first = wire.dump(self._stream.batch(0, jobs.STEPS, change_records=True))
-            self._greet(0, f"launch-{number}").post_batch(0, first).raise_for_status()
+            accepted(self._greet(0, f"launch-{number}").post_batch, 0, first)
         self._sessions: list[streams.Session] = []
         for _ in range(size if dimension in ("sessions", "shards") else 1):
             self.join()
@@ -78,10 +80,10 @@ class Training:
             for begin in range(0, BEFORE, at_once)
         ]
         other = streams.Session(url, OTHER)
-        other.put_hello(self._stream.hello()).raise_for_status()
+        accepted(other.put_hello, self._stream.hello())
         for each in (*self._sessions[: self.posting], other):
             for seq, body in enumerate(firsts):
-                each.post_batch(seq, body).raise_for_status()
+                accepted(each.post_batch, seq, body)
         self._number, self._first_seq = 0, len(firsts)
 
     def join(self) -> None:
@@ -96,13 +98,13 @@ class Training:
         session = streams.Session(self._url, RUN, f"{launch}-{rank}")
         world = self._world if self._is_sharded else MOST_RANKS
         hello = self._stream.hello(launch=launch, rank=rank, world_size=world, sharded=self._is_sharded)
-        session.put_hello(hello).raise_for_status()
+        accepted(session.put_hello, hello)
         return session
 
     def post(self) -> None:
         """Post the next batch: of shards the next rank's, and the last one's completes the step."""
         rank, place = self._number % self.posting, self._number // self.posting
-        self._sessions[rank].post_batch(self._first_seq + place, self._bodies[place]).raise_for_status()
+        accepted(self._sessions[rank].post_batch, self._first_seq + place, self._bodies[place])
         self._number += 1
 
     def post_step(self) -> None:
@@ -112,4 +114,11 @@ class Training:
 
     def beat(self) -> None:
         """Send a heartbeat of the last rank."""
-        self._sessions[-1].heartbeat().raise_for_status()
+        accepted(self._sessions[-1].heartbeat)
+
+
+def accepted(send: Callable[..., httpx.Response], *message: object) -> None:
+    """Send a message as an agent does: again after a second where the collector has too much to do."""
+    while (answer := send(*message)).status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        time.sleep(1)
+    answer.raise_for_status()
