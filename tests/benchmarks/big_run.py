@@ -86,6 +86,12 @@ def load(data: Path, steps: int, width: int) -> None:
     """Write a run of healthy noise, in which one layer dips for a single step."""
     data.mkdir(parents=True, exist_ok=True)
     database = Database(f"sqlite:///{data / 'gradcanary.db'}")
+    fill(database, steps, width)
+    database.close()
+
+
+def fill(database: Database, steps: int, width: int) -> None:
+    """Write the run into an empty database."""
     database.migrate()
     names = streams.layer_set(streams.layer_names(width))
     with database.write() as connection:
@@ -117,7 +123,6 @@ def load(data: Path, steps: int, width: int) -> None:
     took, used = time.perf_counter() - began, time.process_time() - used
     points = steps * width * len(STATS) / 1e6
     print(f"{points:,.0f}M points into tiles and rollups in {took:.0f} s: {used / points * 1e3:.0f} ms CPU per 1M")
-    database.close()
 
 
 def made(random: np.random.Generator, first: int, end: int, width: int) -> LoggedBatch:

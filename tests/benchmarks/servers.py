@@ -13,7 +13,7 @@ from typing import Self
 import httpx
 import psutil
 
-STARTUP_S = 120
+STARTUP_S = 600
 
 
 class Server:
@@ -63,7 +63,7 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(self.url + self._ready, timeout=5).is_success
+            return httpx.get(self.url + self._ready, timeout=60).is_success
         except httpx.TransportError:
             return False
 

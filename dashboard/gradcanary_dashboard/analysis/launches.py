@@ -68,11 +68,13 @@ def launches(run: Mapping[str, Any]) -> list[Launch]:
     A launch has the steps of its first rank, whose measurements are drawn.
     """
     groups: list[list[Mapping[str, Any]]] = []
+    ranks: set[int] = set()
     for session in run["sessions"]:
-        ranks = {other["rank"] for other in groups[-1]} if groups else set()
         if not groups or groups[-1][0]["launch"] != session["launch"] or session["rank"] in ranks:
             groups.append([])
+            ranks = set()
         groups[-1].append(session)
+        ranks.add(session["rank"])
     return [_launch(number, group) for number, group in enumerate(groups, start=1)]
 
 
@@ -81,14 +83,18 @@ def holes(run: Mapping[str, Any]) -> list[Hole]:
     launches.
     """
     known = launches(run)
+    of_session: dict[str, list[Mapping[str, Any]]] = {}
+    for gap in run["gaps"]:
+        of_session.setdefault(gap["session"], []).append(gap)
     found: list[Hole] = []
-    for place, launch in enumerate(known):
-        later = [after.steps for after in known[place + 1 :] if after.steps is not None]
-        for gap in run["gaps"]:
-            if gap["session"] in launch.sessions:
-                why = str(WHY.get(gap["reason"], gap["reason"]))
-                found += [Hole(*steps, (why,)) for steps in _without((gap["from_step"], gap["to_step"]), later)]
-    return sorted([*found, *_between(known)], key=lambda hole: hole.first)
+    later: list[Steps] = []  # of all later launches: apart, the first one first
+    for launch in reversed(known):
+        for gap in reversed([gap for session in launch.sessions for gap in of_session.get(session, ())]):
+            why = str(WHY.get(gap["reason"], gap["reason"]))
+            found += [Hole(*steps, (why,)) for steps in _without((gap["from_step"], gap["to_step"]), later)]
+        if launch.steps is not None:
+            later = _joined([*later, launch.steps])
+    return sorted([*reversed(found), *_between(known)], key=lambda hole: hole.first)
 
 
 def measured(known: Iterable[Launch]) -> Steps | None:
@@ -163,6 +169,17 @@ def _between(known: Sequence[Launch]) -> Iterable[Hole]:
             yield Hole(reached.steps[1] + reached.every, launch.steps[0] - 1, (why,))
         if reached is None or reached.steps is None or launch.steps[1] > reached.steps[1]:
             reached = launch
+
+
+def _joined(spans: Iterable[Steps]) -> list[Steps]:
+    """Return the steps of some spans, those that touch as one, the first one first."""
+    joined: list[Steps] = []
+    for first, last in sorted(spans):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(joined[-1][1], last)
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def _without(steps: Steps, covered: Iterable[Steps]) -> list[Steps]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from gradcanary_server.incidents import service
 from gradcanary_server.rules.config import Rules, Silent, Stalled
@@ -154,8 +154,12 @@ def find_absence(
 _RUN_IDS = bindparam("run_ids", expanding=True)
 _RUNS = select(run).where(run.c.run_id.in_(_RUN_IDS))
 _STATES = select(run.c.run_id, run.c.name, run.c.ended, run.c.step).where(run.c.run_id.in_(_RUN_IDS))
-_OPEN_SESSIONS = select(session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s).where(
-    session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(_RUN_IDS)
+_ALIKE = (session.c.run_id, session.c.ended, session.c.interval_s)
+# The best state of several is that of the last seen: a launch has hundreds of ranks.
+_OPEN_SESSIONS = (
+    select(*_ALIKE, func.max(session.c.last_seen).label("last_seen"))
+    .where(session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(_RUN_IDS))
+    .group_by(*_ALIKE)
 )
 
 

@@ -220,10 +220,10 @@ def resume_after_crash(connection: Connection, run_id: int, launch_no: int, now:
         repository.save_incident(connection, run_id, case)
 
 
-def crashed_runs(connection: Connection) -> frozenset[int]:
-    """Return the runs with an open incident of a crash: one rank crashed, and others did not end."""
+def crashed_runs(connection: Connection, run_id: int | None = None) -> frozenset[int]:
+    """Return the runs, or this one, with an open incident of a crash: one rank crashed, and others did not end."""
     query = select(incident.c.run_id).where(incident.c.state == "open", incident.c.rule == "crash")
-    return frozenset(connection.scalars(query))
+    return frozenset(connection.scalars(query if run_id is None else query.where(incident.c.run_id == run_id)))
 
 
 _RUN_IDS = bindparam("run_ids", expanding=True)

@@ -67,7 +67,7 @@ class Watchdog(BackgroundLoop):
         absence = find_absences(connection, now, self._rules, run_id).get(run_id)
         if absence is None:
             return  # a request came meanwhile, or another collector was first
-        if run_id in service.crashed_runs(connection):
+        if run_id in service.crashed_runs(connection, run_id):
             self._end_crashed(connection, run_id, absence, now)
             return
         evidence: Evidence | None = None
@@ -102,8 +102,9 @@ def find_absences(connection: Connection, now: float, rules: Rules, run_id: int 
     open_sessions: dict[int, list[Record]] = defaultdict(list)
     for row in connection.execute(query):
         open_sessions[row.run_id].append(row)
-    open_rules, since = service.open_absence_rules(connection), heartbeat.listening_since(connection, now)
-    crashed = service.crashed_runs(connection)
+    only = None if run_id is None else [run_id]
+    open_rules, since = service.open_absence_rules(connection, only), heartbeat.listening_since(connection, now)
+    crashed = service.crashed_runs(connection, run_id)
     absences: dict[int, Absence] = {}
     for number, rows in open_sessions.items():
         times = StepTimes(rows[0].mean_step_s, rows[0].longest_step_s)

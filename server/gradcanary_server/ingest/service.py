@@ -101,7 +101,7 @@ class Ingest:
             now = self._database.now(connection)
             context = self._context(connection, now, run_row, row, LogEntry(seq, sha256, body), columns)
             self._store(context)
-            if row.is_sharded:
+            if row.is_sharded and not shard_stream.is_waiting(connection, row, columns.steps, now):
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_batch(context.batch))
             stored = self._stored(connection, row.run_id, "stored", seq + 1)
@@ -118,7 +118,7 @@ class Ingest:
             now = self._database.now(connection)
             values = {"dropped_steps": message.dropped_steps, "agent_share": message.agent_share}
             sessions.record_activity(connection, row, now, values, message.step)
-            if row.is_sharded:
+            if row.is_sharded and not shard_stream.is_waiting(connection, row, None, now):
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_heartbeat())
             stored = self._stored(connection, row.run_id, "ok", row.next_seq)

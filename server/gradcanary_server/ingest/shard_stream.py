@@ -8,21 +8,24 @@ Times are those of the database's clock, in seconds.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from numpy.typing import NDArray
+from sqlalchemy import BigInteger, Connection, bindparam, delete, func, or_, select, update
 
 from gradcanary_server.ingest.messages import END_STATES
 from gradcanary_server.ingest.sessions import add_late_gap
 from gradcanary_server.ingest.shard_merge import AbsentRank, MergedBatch, RankBatch, combine_norms, merge
+from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.layers import LayerSetCache
 from gradcanary_server.storage.schema import batch, iter_runs, launch, session
 from gradcanary_server.tsdb.batch import MetricColumn
 from gradcanary_server.tsdb.log import BatchLog, LoggedBatch
-from gradcanary_server.validation import LIMITS
+from gradcanary_server.validation import LIMITS, MAX_STEP
 
 LAG_S = 60.0
 """A rank is excluded after so long without a request, while a batch waits for it."""
@@ -46,6 +49,20 @@ _OVERDUE = (
     .where(batch.c.received <= bindparam("latest"))
     .distinct()
 )
+
+
+_BEHIND = (
+    select(session.c.rank)
+    .join(launch, (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no))
+    .where(session.c.run_id == bindparam("run_id"), session.c.launch_no == bindparam("launch_no"))
+    .where(session.c.is_sharded, session.c.excluded_since_step.is_(None), session.c.last_seen > bindparam("heard"))
+    .where(or_(session.c.ended.is_(None), session.c.ended.not_in(END_STATES)))
+    .where(or_(session.c.rank < launch.c.world_size, launch.c.has_own_layers))
+    .where(func.coalesce(session.c.last_step, -1) <= func.coalesce(launch.c.merged_step, -1))
+    .where(func.coalesce(launch.c.merged_step, -1) < bindparam("first_step", type_=BigInteger))
+    .limit(1)
+)
+"""A rank that is awaited with the first step to merge; none if a batch from ``first_step`` on is late."""
 
 
 class Rank(Protocol):
@@ -101,6 +118,16 @@ def awaited_steps(ranks: Mapping[int, Rank], expected: Sequence[int], merged_ste
         if is_awaited:
             last_steps[number] = -1 if rank is None or rank.last_step is None else rank.last_step
     return last_steps
+
+
+def is_waiting(connection: Connection, row: Record, steps: NDArray[np.int64] | None, now: float) -> bool:
+    """Return True if nothing is merged after a batch of these steps, None = a heartbeat, as a rank has not come so far.
+
+    Each batch of each rank asks this, so it reads none of the other ranks. False if it cannot be told so.
+    """
+    first = MAX_STEP if steps is None else steps[0].item() if len(steps) else -1
+    key = {"run_id": row.run_id, "launch_no": row.launch_no, "heard": now - LAG_S, "first_step": first}
+    return connection.execute(_BEHIND, key).first() is not None
 
 
 def find_overdue(connection: Connection, now: float) -> list[tuple[int, int]]:
@@ -294,9 +321,11 @@ class ShardMerger:
         """Store the merged step and the excluded ranks, and delete the merged batches."""
         self.connection.execute(update(launch).where(self._launch).values(merged_step=until))
         steps = [int(step) for part in self._pending for step in part.steps[part.steps > self._merged_step][:1]]
+        first, pieces = min(steps, default=until + 1), defaultdict[int, list[PendingBatch]](list)
+        for pending in self._pending:
+            pieces[pending.rank].append(pending)
         for rank in (rank for rank in self._ranks.values() if rank.is_sharded):
-            values = self._exclusion(rank, min(steps, default=until + 1), until)
-            of_rank = [pending for pending in self._pending if pending.rank == rank.rank]
+            values, of_rank = self._exclusion(rank, first, until), pieces[rank.rank]
             kept = [pending.piece.seq for pending in of_rank if pending.last > until]
             if len(kept) < len(of_rank):
                 sealed = min(kept, default=of_rank[-1].piece.seq + 1)

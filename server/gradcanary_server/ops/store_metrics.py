@@ -90,14 +90,14 @@ class StoreMetrics(Collector):
 
     def _firing(self, connection: Connection, names: dict[int, str]) -> Samples:
         columns = (incident.c.run_id, incident.c.rule, incident.c.severity, incident.c.state, incident.c.firing)
-        query = select(*columns).where(incident.c.run_id.in_(names)).order_by(incident.c.incident_id)
-        latest = {(row.run_id, row.rule): row for row in connection.execute(query)}
+        ids = select(func.max(incident.c.incident_id)).where(incident.c.run_id.in_(names))
+        newest = incident.c.incident_id.in_(ids.group_by(incident.c.run_id, incident.c.rule))
         return [
             (
-                [names[run_id], rule, row.severity, "false" if rule in self.rules.muted else "true"],
+                [names[row.run_id], row.rule, row.severity, "false" if row.rule in self.rules.muted else "true"],
                 max(row.firing, 1.0) if row.state == "open" else 0.0,
             )
-            for (run_id, rule), row in latest.items()
+            for row in connection.execute(select(*columns).where(newest).order_by(incident.c.incident_id))
         ]
 
     def _store_metrics(self, connection: Connection) -> Iterator[Metric]:

@@ -171,10 +171,7 @@ class RuleState:
         is_evaluated = numbers < len(self.present)
         evaluated, columns = np.flatnonzero(is_evaluated).tolist(), numbers[is_evaluated]
         values = zip(self.below_threshold[columns].tolist(), self.baselines.absmax(columns), strict=True)
-        verdicts = [
-            Verdict({}, *(next(values) if known else (False, None)))
-            for known in is_evaluated.tolist()
-        ]
+        verdicts = [Verdict({}, *(next(values) if known else (False, None))) for known in is_evaluated.tolist()]
         for rule, signals in RULES.items():
             states = _rule_states(self.scores, signals, columns, self.resolve_after[columns])
             for column in np.flatnonzero(states).tolist():

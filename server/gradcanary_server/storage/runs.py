@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, literal, select, tuple_, update
 
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, unknown_run
@@ -24,6 +24,7 @@ from gradcanary_server.storage.schema import (
     HELD_RUN,
     HeldRun,
     configuration,
+    insert_missing,
     insert_new,
     launch,
     next_number,
@@ -196,10 +197,10 @@ def delete_run(connection: Connection, row: Record, now: float) -> None:
     Retention deletes its measurements later, in chunks: the id of a run holds its time, so none is used again.
     """
     connection.execute(delete(session_tombstone).where(session_tombstone.c.deleted < now - TOMBSTONE_S))
-    names = connection.scalars(select(run_name.c.name).where(run_name.c.run_id == row.run_id)).all()
-    for session_id in connection.scalars(select(session.c.session).where(session.c.run_id == row.run_id)).all():
-        for name in names:
-            insert_new(connection, session_tombstone, {"run": name, "session": session_id, "deleted": now})
+    names = select(run_name.c.name, session.c.session, literal(now)).join(
+        session, session.c.run_id == run_name.c.run_id
+    )
+    insert_missing(connection, session_tombstone, names.where(run_name.c.run_id == row.run_id))
     connection.execute(delete(run_name).where(run_name.c.run_id == row.run_id))
     connection.execute(delete(run).where(run.c.run_id == row.run_id))
     next_number(connection, DELETION)
@@ -311,7 +312,9 @@ def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started:
     future: they began before the clock was set back.
     """
     rows = launches_in_order(connection, run_id)
-    lacking = [row for row in rows if row.launch == hello.launch and not _has_rank(connection, row, hello.rank)]
+    of_rank = select(session.c.launch_no).where(session.c.run_id == run_id, session.c.rank == hello.rank)
+    with_rank = frozenset(connection.scalars(of_rank))
+    lacking = [row for row in rows if row.launch == hello.launch and row.launch_no not in with_rank]
     if lacking:
         nearest = min(reversed(lacking), key=lambda row: abs(float(row.started) - started))
         set_first_step(connection, run_id, nearest.launch_no, hello.first_step)
@@ -357,11 +360,6 @@ def merged_session_id(launch_no: int) -> str:
 def set_first_step(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
     unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
     connection.execute(update(launch).where(unknown).values(first_step=first_step))
-
-
-def _has_rank(connection: Connection, row: Record, rank: int) -> bool:
-    where = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no) & (session.c.rank == rank)
-    return connection.execute(select(session.c.session).where(where)).first() is not None
 
 
 def check_deleted(connection: Connection, run_name: str, session_id: str) -> None:

@@ -8,7 +8,7 @@ include it, so that Citus can keep the rows of a run together; no foreign key le
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     CTE,
@@ -465,6 +465,12 @@ def insert_new(connection: Connection, table: Table, values: Mapping[str, object
     """Insert a row unless its key exists, also in an open transaction, for which it waits; return True if it is new."""
     row = _INSERT[connection.dialect.name](table).values(**values).on_conflict_do_nothing()
     return connection.execute(row.returning(*table.primary_key)).first() is not None
+
+
+def insert_missing(connection: Connection, table: Table, rows: Select[Any]) -> None:
+    """Insert the rows of a query, which has the columns of the table in their order, except those whose key exists."""
+    row = _INSERT[connection.dialect.name](table).from_select([column.name for column in table.columns], rows)
+    connection.execute(row.on_conflict_do_nothing())
 
 
 PAGE_RUNS = 256

@@ -11,14 +11,22 @@ from pathlib import Path
 import pytest
 from anyio.to_thread import current_default_thread_limiter
 from fastapi.testclient import TestClient
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from gradcanary import wire
+from gradcanary_server.api import operations
 from gradcanary_server.app import create_app
+from gradcanary_server.incidents import service, watchdog
 from gradcanary_server.notify import endpoints
 from gradcanary_server.ops import process as ops_process
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.types import Transition
 from gradcanary_server.settings import Settings
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.schema import incident
+from support.server.asked import counted
 from support.server.metrics import samples
 from support.streams import Session, Stream, collapsed, healthy
 
@@ -185,3 +193,25 @@ def test_a_collector_may_have_more_open_than_a_shell_gives_it(tmp_path):
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         process.terminate()
     assert (soft, hard) == (min(most, ops_process.OPEN_FILES), most)
+
+
+def test_a_scrape_reads_the_newest_incident_of_each_rule_only(archive):
+    """A run of many restarts opens the same rule again and again, and a scrape comes each quarter of a minute."""
+
+    def rows(incidents):
+        archive.clear()
+        archive.ingest.hello("run", "s", wire.dump(Stream(healthy(5, 4)).hello()))
+        with archive.database.write() as connection:
+            run_id = runs.get_run(connection, "run").run_id
+            for number in range(incidents):
+                begun = Transition(3, "silent", None, "fired", "critical", 3)
+                service.record_transitions(connection, run_id, 1, [begun], 1e9 * number)
+                watchdog.close_absence(connection, run_id, "silent", "resumed", 1e9 * number + 1)
+            assert len(connection.scalars(select(incident.c.run_id)).all()) == incidents
+        registry = operations.create_registry(archive.database, Rules(), ())
+        with counted(archive.database) as asked:
+            found = generate_latest(registry).decode()
+        assert 'gradcanary_firing_layers{notify="true",rule="silent",run="run",severity="critical"} 0.0' in found
+        return asked.rows
+
+    assert rows(9) == rows(1)

@@ -18,6 +18,7 @@ from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import incident
 from support import streams
 from support.server.archives import LAYERS, RUN
+from support.server.asked import counted
 
 ROUND_S, MINUTE, HOUR, YEAR = 40.0, 60.0, 3600.0, 365 * 86_400.0
 """A round is shorter than the time after which a heartbeat or a collector is missed."""
@@ -533,3 +534,43 @@ def check(world):
         assert state in ("live", "stale"), "who speaks is not missed"
     if state in ("finished", "crashed"):
         assert opened == []
+
+
+def test_many_runs_that_are_silent_at_once_are_each_looked_at_alone(archive, monkeypatch):
+    """After an outage of the network all of them are: what each reads of the others would make their square."""
+    real, ahead = archive.database.now, [0.0]
+    monkeypatch.setattr(archive.database, "now", lambda connection: real(connection) + ahead[0])
+
+    def rows(count):
+        archive.clear()
+        stream = streams.Stream(streams.healthy(1, LAYERS))
+        for number in range(count):
+            archive.ingest.hello(f"run-{number}", "s", wire.dump(stream.hello()))
+        archive.watchdog.listen()
+        for _ in range(12):
+            ahead[0] += ROUND_S
+            archive.watchdog.listen()
+        with counted(archive.database) as asked:
+            archive.watchdog.look()
+        with archive.database.read() as connection:
+            assert len(connection.scalars(select(incident.c.run_id)).all()) == count
+        return asked.rows
+
+    few, many = rows(3), rows(30)
+    assert many <= 10 * few
+
+
+def test_the_state_of_a_run_is_read_in_a_row_whatever_the_number_of_its_ranks(archive):
+    """Each page and each scrape reads it."""
+
+    def rows(ranks):
+        archive.clear()
+        stream = streams.Stream(streams.healthy(1, LAYERS))
+        for rank in range(ranks):
+            archive.ingest.hello(RUN, f"r{rank}", wire.dump(stream.hello(rank=rank, world_size=ranks)))
+        with archive.database.read() as connection, counted(archive.database) as asked:
+            found = liveness.read_status(connection, RUN, archive.database.now(connection), Silent())
+        assert found.state == "live"
+        return asked.rows
+
+    assert rows(20) == rows(2)

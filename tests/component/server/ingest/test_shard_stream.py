@@ -29,6 +29,7 @@ from gradcanary_server.tsdb import batch as tsdb_batch
 from gradcanary_server.tsdb.log import BatchLog
 from support import streams
 from support.server.archives import LAYERS, RUN, decoded
+from support.server.asked import counted
 
 NUMEL = ((4, 3, 5), (4, 2, 0), (0, 1, 5))
 """Elements of each layer, by rank."""
@@ -565,3 +566,24 @@ def killed_when_merged(context, values, really=ingest_service.advance):
     if context.session.rank < 0:
         raise KeyboardInterrupt
     really(context, values)
+
+
+@pytest.mark.parametrize("what", ["batch", "heartbeat"])
+def test_what_completes_no_step_reads_no_other_rank(archive, what):
+    """Each rank sends each step, so a batch that read all ranks would make their square of it."""
+
+    def rows(ranks):
+        archive.clear()
+        archive.ingest.merge_overdue()
+        parts = [Part(streams.healthy(2, LAYERS), rank=0, world_size=ranks) for _ in range(ranks)]
+        for rank, part in enumerate(parts):
+            archive.ingest.hello(RUN, f"r{rank}", wire.dump(part.hello(rank=rank)))
+            archive.ingest.batch(RUN, f"r{rank}", 0, wire.dump(part.batch(0, 1, change_records=True)))
+        with counted(archive.database) as asked:
+            if what == "batch":
+                archive.ingest.batch(RUN, "r0", 1, wire.dump(parts[0].batch(1, 2)))
+            else:
+                beat(archive, 0)
+        return asked.rows
+
+    assert rows(24) == rows(3)

@@ -3,9 +3,11 @@
 import pytest
 from sqlalchemy import select
 
+from gradcanary import wire
 from gradcanary_server.storage import runs
-from gradcanary_server.storage.schema import run, run_name
+from gradcanary_server.storage.schema import run, run_name, session_tombstone
 from support import streams
+from support.server.asked import counted
 
 
 def test_ids_of_runs_are_in_the_order_of_time_and_fit_both_databases():
@@ -52,3 +54,23 @@ def test_a_run_that_is_held_has_the_same_columns_wherever_it_comes_from(archive)
         assert runs.read_held_run(connection, held.run_id) == held
         with pytest.raises(AttributeError):
             _ = runs.read_held_run(connection, held.run_id).step  # what one of them had the other one had not
+
+
+def test_a_hello_and_a_deletion_take_as_many_statements_of_many_launches(archive):
+    """A job that is queued again keeps its id: each start is a launch of that id, which has this rank already."""
+
+    def statements(starts):
+        archive.clear()
+        stream = streams.Stream(streams.healthy(1, 2))
+        for number in range(starts):
+            archive.ingest.hello("run", f"s{number}", wire.dump(stream.hello(launch="fixed")))
+        with counted(archive.database) as joining:
+            archive.ingest.hello("run", "last", wire.dump(stream.hello(launch="fixed")))
+        with archive.database.write() as connection, counted(archive.database) as deleting:
+            runs.delete_run(connection, runs.get_run(connection, "run", held=True), 2.0)
+        with archive.database.read() as connection:
+            deleted = set(connection.scalars(select(session_tombstone.c.session)))
+        assert deleted == {"last", *(f"s{number}" for number in range(starts))}
+        return joining.statements, deleting.statements
+
+    assert statements(12) == statements(2)

@@ -64,6 +64,34 @@ def test_a_gap_of_any_rank_is_one_of_the_launch() -> None:
     assert holes(first, second, gaps=(gap(2, 5, 90),)) == [(5, 90)]
 
 
+class Read(dict[str, Any]):
+    """An answer that counts what is read of it."""
+
+    reads = 0
+
+    def __getitem__(self, key: str) -> Any:
+        type(self).reads += 1
+        return super().__getitem__(key)
+
+
+def reads_of(sessions: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> int:
+    Read.reads = 0
+    run_launches.holes(run(sessions=[*map(Read, sessions)], gaps=[*map(Read, gaps)]))
+    return Read.reads
+
+
+@pytest.mark.parametrize("launch", [None, "one"])
+def test_ten_times_the_sessions_and_gaps_are_ten_times_the_work(launch: str | None) -> None:
+    """Ranks of one launch, or launches after each other."""
+
+    def work(count: int) -> int:
+        places = range(count)
+        sessions = [session(n, 9 * n, 9 * n + 8, rank=n, launch=launch or f"launch-{n}") for n in places]
+        return reads_of(sessions, [gap(n, 9 * n + 1, 9 * n + 2) for n in places])
+
+    assert work(400) <= 11 * work(40)
+
+
 STEPS = st.integers(0, 300)
 SPANS = st.lists(st.tuples(STEPS, STEPS).map(lambda pair: (min(pair), max(pair))), max_size=5)
 

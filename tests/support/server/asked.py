@@ -1,0 +1,45 @@
+"""How much a store is asked: for what must not grow with what is in it."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import event
+
+from gradcanary_server.storage.database import Database
+
+
+@dataclass
+class Asked:
+    """The statements of a block, and the rows that they returned or changed."""
+
+    statements: int = 0
+    rows: int = 0
+
+
+@contextmanager
+def counted(database: Database) -> Iterator[Asked]:
+    """Count what a store is asked inside the block, whatever the thread."""
+    asked = Asked()
+
+    def returned(_cursor: object, row: Any) -> Any:
+        asked.rows += 1
+        return row
+
+    def before(_connection: object, cursor: Any, *_others: object) -> None:
+        asked.statements += 1
+        if isinstance(cursor, sqlite3.Cursor):  # it does not know how many rows there are
+            cursor.row_factory = returned
+
+    def after(_connection: object, cursor: Any, *_others: object) -> None:
+        asked.rows += max(cursor.rowcount, 0)
+
+    event.listen(database._engine, "before_cursor_execute", before)
+    event.listen(database._engine, "after_cursor_execute", after)
+    try:
+        yield asked
+    finally:
+        event.remove(database._engine, "before_cursor_execute", before)
+        event.remove(database._engine, "after_cursor_execute", after)
