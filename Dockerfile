@@ -18,7 +18,7 @@ RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nolo
  && install --directory --owner=gradcanary --group=gradcanary --mode=0700 /data
 COPY --from=build /opt/gradcanary /opt/gradcanary
 ENV PATH=/opt/gradcanary/bin:$PATH PYTHONUNBUFFERED=1
-# Keep freed memory, 32 MiB in each of four arenas: heatmaps take some megabytes each (docs/performance.md).
+# Keep freed memory, 32 MiB in each of four arenas: heatmaps take some megabytes each (docs/results/performance.md).
 ENV MALLOC_ARENA_MAX=4 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=33554432
 USER 10001
 VOLUME /data

@@ -20,10 +20,10 @@ def test_code_and_text_stay() -> None:
 
 
 def test_a_link_that_leaves_the_documents_becomes_words() -> None:
-    names = {"docs/a.md", "docs/deploy/README.md"}
-    text = "[b](a.md#x) [c](../tests/detection/) [d](deploy/) [e](https://example.org)\n"
+    names = {"docs/index.md", "docs/deploy/README.md"}
+    text = "[b](index.md#x) [c](../tests/detection/) [d](deploy/) [e](https://example.org)\n"
     assert site.prepare("docs/index.md", text, names) == (
-        "[b](a.md#x) c [d](deploy/README.md) [e](https://example.org)\n"
+        "[b](index.md#x) c [d](deploy/README.md) [e](https://example.org)\n"
     )
 
 

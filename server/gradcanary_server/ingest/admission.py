@@ -1,6 +1,6 @@
 """Back-pressure: pages wait for batches, and agents of a busy collector send less often. No I/O.
 
-A batch of ten steps costs little more than one of five (docs/performance.md), so fewer batches are the
+A batch of ten steps costs little more than one of five (docs/results/performance.md), so fewer batches are the
 largest relief for a busy collector. Agents follow ``Reply.spacing_s``: steps wait longer, and none is lost.
 """
 

@@ -12,15 +12,15 @@ from support.waiting import eventually
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "watch-your-training.md"
 SCRIPT, BREAK = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"^gradcanary (run .*)$", PAGE.read_text("utf-8"), re.MULTILINE)
-LOOP = "for step in range(2_000):\n"
+LOOP = "for step in range(1_000):\n"
 
 
-@pytest.mark.parametrize(("command", "broken"), zip(COMMANDS, (False, True), strict=True))
+@pytest.mark.parametrize(("command", "broken"), [(COMMANDS[0], False), (COMMANDS[1], True)])
 def test_the_training_of_the_tutorial(module_collector, tmp_path, monkeypatch, command, broken):
     monkeypatch.setenv("GRADCANARY_URL", module_collector.url)
     added = "".join(f"    {line}\n" for line in BREAK.splitlines()) if broken else ""
     (tmp_path / "train.py").write_text(SCRIPT.replace(LOOP, LOOP + added))
-    line = [sys.executable, "-m", "gradcanary", *command.split()]
+    line = [sys.executable, "-m", "gradcanary.cli", *command.split()]
     subprocess.run(line, cwd=tmp_path, check=True, timeout=300)
     run = command.split()[2]
     eventually(lambda: module_collector.get(f"/api/v1/runs/{run}").json()["state"] == "finished")
