@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import BindParameter, Connection, bindparam, func, select
 
 from gradcanary_server.incidents import service
 from gradcanary_server.rules.config import Rules, Silent, Stalled
@@ -151,7 +151,7 @@ def find_absence(
     return Absence("stalled", launch_no, last_step, stepped_at, any(is_stale(session, now) for session in sessions))
 
 
-_RUN_IDS = bindparam("run_ids", expanding=True)
+_RUN_IDS: BindParameter[int] = bindparam("run_ids", expanding=True)
 _RUNS = select(run).where(run.c.run_id.in_(_RUN_IDS))
 _STATES = select(run.c.run_id, run.c.name, run.c.ended, run.c.step).where(run.c.run_id.in_(_RUN_IDS))
 _ALIKE = (session.c.run_id, session.c.ended, session.c.interval_s)
@@ -176,7 +176,7 @@ def read_statuses(connection: Connection, run_ids: Sequence[int], now: float, si
 
 def read_states(connection: Connection, run_ids: Sequence[int], now: float, silent: Silent) -> dict[str, str]:
     """Return the states of runs by name."""
-    rows = connection.execute(_STATES, {"run_ids": run_ids}).all()
+    rows: Sequence[Record] = connection.execute(_STATES, {"run_ids": run_ids}).all()
     return {status.row.name: status.state for status in _statuses(connection, rows, now, silent)}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sqlalchemy import (
+    BindParameter,
     BigInteger,
     Connection,
     RowMapping,
@@ -226,7 +227,7 @@ def crashed_runs(connection: Connection, run_id: int | None = None) -> frozenset
     return frozenset(connection.scalars(query if run_id is None else query.where(incident.c.run_id == run_id)))
 
 
-_RUN_IDS = bindparam("run_ids", expanding=True)
+_RUN_IDS: BindParameter[int] = bindparam("run_ids", expanding=True)
 _ABSENCES = select(incident.c.run_id, incident.c.rule).where(
     incident.c.state == "open", incident.c.rule.in_(ABSENCE_RULES)
 )

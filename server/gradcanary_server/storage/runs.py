@@ -14,7 +14,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, bindparam, delete, exists, func, insert, literal, select, tuple_, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, unknown_run
@@ -224,7 +236,7 @@ _IN_ORDER_CONFIGURED = Prepared(
 _Launch = cast("Callable[..., Record]", namedtuple("_Launch", [*launch.c.keys(), "settings", "metrics"]))  # noqa: PYI024
 
 
-_RUN_IDS = bindparam("run_ids", expanding=True)
+_RUN_IDS: BindParameter[int] = bindparam("run_ids", expanding=True)
 _THRESHOLDS = select(launch.c.run_id, launch.c.collapse_below).where(launch.c.run_id.in_(_RUN_IDS)).order_by(*ORDER)
 _MAX_STEPS = (
     select(

@@ -159,7 +159,7 @@ class StatSource(Source[Aggregates]):
 
     def selection(self) -> Hashable:
         """Return a key of the stats, layers and planes that are read."""
-        layers = hashlib.sha256(np.ascontiguousarray(self._layers)).digest()
+        layers = hashlib.sha256(self._layers.tobytes()).digest()
         return tuple(self._firsts), layers, frozenset(self._wanted)
 
     def from_tiles(self, level: int, begin: int, end: int) -> Aggregates:
@@ -247,7 +247,7 @@ class SparseSource(Source[SparseAggregates]):
         if level == 0 and self.view.batches:
             names: dict[Series, int] = {}
             logged = zip(*(points_of(batch, names) for batch in self.view.batches), strict=True)
-            points = SparseAggregates.of_points(*map(np.concatenate, logged))  # type: ignore[arg-type]  # by their types
+            points = SparseAggregates.of_points(*map(np.concatenate, logged))
             parts.append(self._select(list(names), points))
         stored = self.concat(parts)
         inside = stored.select((stored.start >= begin) & (stored.start < end))
