@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sqlalchemy import (
-    BindParameter,
     BigInteger,
+    BindParameter,
     Connection,
     RowMapping,
     ScalarSelect,
