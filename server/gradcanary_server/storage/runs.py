@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, tuple_, update
 
 from gradcanary import wire
 from gradcanary_server.errors import RequestError, unknown_run
@@ -23,6 +23,7 @@ from gradcanary_server.storage.schema import (
     HELD_RUN,
     HeldRun,
     configuration,
+    deleted_run,
     insert_new,
     launch,
     next_number,
@@ -114,8 +115,10 @@ def find_run(connection: Connection, name: str, *, held: bool = False) -> Record
     """Return the row of the run with a name or former name; ``held`` locks it."""
     if not is_run_name(name):
         return None  # PostgreSQL fails for a NUL
-    query = _select_by_name(name).with_for_update() if held else _select_by_name(name)
-    return connection.execute(query).one_or_none()
+    run_id = _run_named(connection, name)
+    if run_id is None:
+        return None
+    return connection.execute(_ALL_HELD if held else _ALL, {"run_id": run_id}).one_or_none()
 
 
 def get_run(connection: Connection, name: str, *, held: bool = False) -> Record:
@@ -149,12 +152,14 @@ def create_run(connection: Connection, name: str, now: float, values: Mapping[st
         run_id = new_run_id(now)
     if not insert_new(connection, run_name, {"name": name, "run_id": run_id}):
         connection.execute(delete(run).where(run.c.run_id == run_id))
-    return connection.execute(_select_by_name(name).with_for_update()).one()
+        return get_run(connection, name, held=True)
+    return connection.execute(_ALL_HELD, {"run_id": run_id}).one()
 
 
 def aliases_of(connection: Connection, run_id: int) -> list[str]:
-    query = select(run_name.c.name).join(run, run.c.run_id == run_name.c.run_id).where(run.c.run_id == run_id)
-    return sorted(connection.scalars(query.where(run_name.c.name != run.c.name)))
+    own = connection.scalar(select(run.c.name).where(run.c.run_id == run_id))
+    names = connection.scalars(select(run_name.c.name).where(run_name.c.run_id == run_id))
+    return sorted(name for name in names if name != own)
 
 
 def rename_run(connection: Connection, row: Record, name: str) -> None:
@@ -162,7 +167,7 @@ def rename_run(connection: Connection, row: Record, name: str) -> None:
     if name == row.name:
         return
     if not insert_new(connection, run_name, {"name": name, "run_id": row.run_id}):
-        other = connection.execute(_select_by_name(name)).one()
+        other = get_run(connection, name)
         if other.run_id != row.run_id:
             reason = f"There is a run {name!r} here"
             if other.name != name:
@@ -194,11 +199,19 @@ def delete_run(connection: Connection, row: Record, now: float) -> None:
             insert_new(connection, session_tombstone, {"run": name, "session": session_id, "deleted": now})
     connection.execute(delete(run_name).where(run_name.c.run_id == row.run_id))
     connection.execute(delete(run).where(run.c.run_id == row.run_id))
+    connection.execute(insert(deleted_run).values(run_id=row.run_id))
     next_number(connection, DELETION)
 
 
-def _select_by_name(name: str) -> Select[Any]:
-    return select(run).join(run_name, run_name.c.run_id == run.c.run_id).where(run_name.c.name == name)
+_NAMED = select(run_name.c.run_id).where(run_name.c.name == bindparam("name"))
+_ALL = select(run).where(run.c.run_id == bindparam("run_id"))
+_ALL_HELD = _ALL.with_for_update()
+
+
+def _run_named(connection: Connection, name: str) -> int | None:
+    """Return the run of a name, by a statement of its own: Citus locks no row that is found by a join of two nodes."""
+    run_id: int | None = connection.execute(_NAMED, {"name": name}).scalar_one_or_none()
+    return run_id
 
 
 CLOCK_S = 5.0
@@ -352,8 +365,7 @@ def check_deleted(connection: Connection, run_name: str, session_id: str) -> Non
 _LOCK = (
     select(*HELD_RUN, session)
     .select_from(run.join(session, session.c.run_id == run.c.run_id))  # PostgreSQL locks in this order
-    .join(run_name, run_name.c.run_id == run.c.run_id)
-    .where(run_name.c.name == bindparam("name"), session.c.session == bindparam("session"))
+    .where(run.c.run_id == bindparam("run_id"), session.c.session == bindparam("session"))
     .with_for_update(of=(run, session))
 )
 _HELD = select(*HELD_RUN).where(run.c.run_id == bindparam("run_id"))
@@ -364,7 +376,8 @@ _REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(rev
 
 def lock_session(connection: Connection, name: str, session_id: str) -> tuple[HeldRun, Record]:
     """Lock and return the rows of a run and a session; raises RequestError 404, or 410 for a deleted run."""
-    row = connection.execute(_LOCK, {"name": name, "session": session_id}).one_or_none()
+    run_id = _run_named(connection, name)
+    row = None if run_id is None else connection.execute(_LOCK, {"run_id": run_id, "session": session_id}).one_or_none()
     if row is not None:
         return HeldRun(*row[: len(HELD_RUN)]), _Session(*row[len(HELD_RUN) :])
     check_deleted(connection, name, session_id)

@@ -11,13 +11,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sqlalchemy import (
-    CTE,
     BigInteger,
     Boolean,
     Column,
     ColumnElement,
     Connection,
     Double,
+    Engine,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -32,6 +32,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    exists,
     false,
     func,
     select,
@@ -112,6 +113,12 @@ session_tombstone = Table(
     Column("run", String(100), primary_key=True),
     Column("session", String(64), primary_key=True),
     Column("deleted", Double, nullable=False),
+)
+
+deleted_run = Table(
+    "deleted_run",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False),  # until its measurements are deleted, too
 )
 
 launch = Table(
@@ -471,7 +478,7 @@ PAGE_RUNS = 256
 
 
 def iter_runs(connection: Connection, table: Table) -> Iterator[Sequence[int]]:
-    """Yield the ids of all runs that have rows in a table, in pages."""
+    """Yield the ids of all runs that have rows in a table, in pages; looks up each run and scans no rows."""
     after, query = -1, _page_of_runs(table)
     while page := connection.scalars(query, {"after": after}).all():
         yield page
@@ -480,19 +487,28 @@ def iter_runs(connection: Connection, table: Table) -> Iterator[Sequence[int]]:
         after = page[-1]
 
 
-def run_ids(table: Table) -> CTE:
-    """Return the ids of the runs in a table after ``:after``, and a NULL; it jumps by key and scans no rows."""
-    after = bindparam("after", type_=BigInteger)
-    first = select(func.min(table.c.run_id).label("run_id")).where(table.c.run_id > after)
-    found = first.cte("ids", recursive=True)
-    following = select(func.min(table.c.run_id)).where(table.c.run_id > found.c.run_id).scalar_subquery()
-    return found.union_all(select(following).where(found.c.run_id.is_not(None)))
-
-
 @lru_cache(maxsize=8)
 def _page_of_runs(table: Table) -> Select[int]:
-    ids = run_ids(table)
-    return select(ids.c.run_id).where(ids.c.run_id.is_not(None)).limit(PAGE_RUNS)
+    has_rows = exists().where(table.c.run_id == run.c.run_id)
+    query = select(run.c.run_id).where(run.c.run_id > bindparam("after", type_=BigInteger), has_rows)
+    return query.order_by(run.c.run_id).limit(PAGE_RUNS)
+
+
+NUMBERS = "numbers"
+"""The execution option of a connection that names the engine of :func:`next_incident_id`."""
+
+
+def next_incident_id(connection: Connection) -> int:
+    """Return the next number of an incident; its transaction should hold the run, whose numbers rise then.
+
+    On PostgreSQL it is committed at once, on a connection of its own: who opens an incident waits for no other
+    transaction that does, and a batch changes rows of one node only. A rollback leaves a number unused.
+    """
+    numbers: Engine | None = connection.get_execution_options().get(NUMBERS)
+    if numbers is None:
+        return next_number(connection, "incident")
+    with numbers.begin() as own:
+        return next_number(own, "incident")
 
 
 def next_number(connection: Connection, name: str) -> int:
