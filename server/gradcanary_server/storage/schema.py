@@ -3,7 +3,8 @@
 Times are unix seconds by the database's clock; text holds no NUL. Steps and seqs go up to 2^31 - 1; numbers counted
 from them take 8 bytes. Every key of a table with ``run_id`` begins with it, and foreign keys between such tables
 include it, so that Citus can keep the rows of a run together; no foreign key leads from them to any other table.
-``run_name``, which finds the run of a name, is the exception. Only the measurements are distributed: see ``HEAVY``.
+``run_name``, which finds the run of a name, and ``compaction_claim`` are the exceptions: see ``storage/citus.py``. So
+a statement that locks or changes rows of a run names the run by its id, and none joins them to tables of no run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -459,7 +460,7 @@ attempt = Table(
 )
 
 HEAVY = (batch, stream, tile, rule_state, metric)
-"""The tables of measurements: Citus distributes them. They have no foreign keys."""
+"""The tables of measurements. They have no foreign keys: those of a deleted run are deleted later."""
 
 _INSERT: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
