@@ -75,8 +75,7 @@ def main() -> int:
                 names = [f"kill-{number}-{training}" for training in range(given.trainings)]
                 target = ["collector", *map(str, range(given.nodes))][number % (given.nodes + 1)]
                 said = one_round(killed, names, target, given)
-                for each in names:
-                    send(alone.url, each, {})
+                train(alone, names, {})
                 found = {each: difference(answers(killed.url, each), answers(alone.url, each)) for each in names}
                 wrong = {each: where for each, where in found.items() if where is not None}
                 rounds.append({"round": number, "target": target, **said, "wrong": wrong})
@@ -93,9 +92,8 @@ def main() -> int:
 def one_round(collector: Collector, names: list[str], target: str, given: argparse.Namespace) -> dict[str, Any]:
     """Train all at once, kill at a random moment, and wait for the end of all; return what was refused."""
     refused: dict[str, str] = {}
-    threads = [threading.Thread(target=send, args=(collector.url, name, refused)) for name in names]
-    for thread in threads:
-        thread.start()
+    training = threading.Thread(target=train, args=(collector, names, refused))
+    training.start()
     after_s = random.uniform(0.5, 6.0)
     time.sleep(after_s)
     if target == "collector":
@@ -105,9 +103,17 @@ def one_round(collector: Collector, names: list[str], target: str, given: argpar
         for command in (given.kill, given.start):
             subprocess.run(command.format(node=target), shell=True, check=True)
     begun = time.monotonic()
+    training.join()
+    return {"after_s": round(after_s, 2), "finished_s": round(time.monotonic() - begun, 1), "refused": refused}
+
+
+def train(collector: Collector, names: list[str], refused: dict[str, str]) -> None:
+    """Send all trainings at once, to their ends."""
+    threads = [threading.Thread(target=send, args=(collector.url, name, refused)) for name in names]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join()
-    return {"after_s": round(after_s, 2), "finished_s": round(time.monotonic() - begun, 1), "refused": refused}
 
 
 def stream_of(name: str) -> Stream:
