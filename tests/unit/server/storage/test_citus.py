@@ -1,9 +1,13 @@
-"""Where each table is on Citus, and why; Citus needs no more than the tables to be held to it."""
+"""Where each table is on Citus, and why; and what Citus says of a node that is away. No cluster is needed."""
 
+import psycopg
 import pytest
 from sqlalchemy import BigInteger, UniqueConstraint
+from sqlalchemy.exc import InternalError
 
+from gradcanary_server.errors import StoreError, StoreUnavailable
 from gradcanary_server.storage.citus import DISTRIBUTED, KEPT
+from gradcanary_server.storage.driver_errors import translated
 from gradcanary_server.storage.schema import metadata
 
 OF_RUNS = {
@@ -62,3 +66,22 @@ def test_rows_of_a_run_can_lie_on_one_node(table):
 @pytest.mark.parametrize("table", KEPT, ids=str)
 def test_the_tables_of_the_coordinator_lead_to_no_other_node(table):
     assert all(constraint.referred_table in KEPT for constraint in table.foreign_key_constraints)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "failure on connection marked as essential: 10.0.0.2:5432",
+        "could not commit transaction for shard 102008 on at least one active node",
+        "connection to the remote node gradcanary@10.0.0.2:5432 failed with the following error: timeout expired",
+    ],
+)
+def test_a_node_that_is_away_is_temporary(said):
+    with pytest.raises(StoreUnavailable, match="A node of the database's cluster cannot be reached"), translated():
+        raise InternalError("COMMIT", {}, psycopg.errors.InternalError_(said))
+
+
+def test_another_internal_error_is_not():
+    with pytest.raises(StoreError) as raised, translated():
+        raise InternalError("SELECT", {}, psycopg.errors.InternalError_("invalid memory alloc request size"))
+    assert not isinstance(raised.value, StoreUnavailable)
