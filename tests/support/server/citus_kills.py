@@ -30,29 +30,11 @@ STEPS, LAYERS, TOGETHER, PAUSE_S = 240, 6, 5, 0.05
 LONGEST_S = 180.0
 """How long a training may wait for one acknowledgement: Citus ends what a kill left within its own minute."""
 
-MOMENTARY = {
-    "created",
-    "last_seen",
-    "last_step_at",
-    "opened",
-    "resolved",
-    "reopened_at",
-    "started",
-    "state",
-    "revision",
-}
-MOMENTARY |= {
-    "id",
-    "url",
-    "open_incidents",
-    "worst_incident",
-    "caused_by",
-    "also",
-    "run_state",
-    "unacked",
-    "session",
-    "since",
-}
+MOMENTARY = frozenset(
+    "created last_seen last_step_at opened resolved reopened_at started since revision session "
+    "id incident url open_incidents worst_incident caused_by also unacked".split()
+)
+"""What depends on the moment, or on which training was the first to open an incident."""
 
 
 def main() -> int:
