@@ -31,8 +31,26 @@ LONGEST_S = 180.0
 """How long a training may wait for one acknowledgement: Citus ends what a kill left within its own minute."""
 
 MOMENTARY = frozenset(
-    "created last_seen last_step_at opened resolved reopened_at started since revision session "
-    "id incident url open_incidents worst_incident caused_by also unacked".split()
+    [
+        "created",
+        "last_seen",
+        "last_step_at",
+        "opened",
+        "resolved",
+        "reopened_at",
+        "started",
+        "since",
+        "revision",
+        "session",
+        "id",
+        "incident",
+        "url",
+        "open_incidents",
+        "worst_incident",
+        "caused_by",
+        "also",
+        "unacked",
+    ]
 )
 """What depends on the moment, or on which training was the first to open an incident."""
 
