@@ -406,7 +406,9 @@ def _neighbours(connection: Connection, run_id: int, number: int) -> dict[str, i
 def _etag_parts(connection: Connection, ids: Sequence[int], now: Momentary) -> list[object]:
     # Deliveries change without a new revision of the run.
     sent = _deliveries(connection, ids, delivery.c.attempts, delivery.c.next_attempt)
-    return [*_revisions(connection, ids), *(tuple(row.values()) for row in sent), *now.silences, now.run_states]
+    labels = read_labels(connection, {row["endpoint_id"] for row in sent})
+    parts = [*_revisions(connection, ids), *(tuple(row.values()) for row in sent)]
+    return [*parts, sorted(labels.items()), *now.silences, now.run_states]
 
 
 def _revisions(connection: Connection, ids: Sequence[int]) -> Iterable[object]:
