@@ -16,7 +16,9 @@ DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
 BENCHMARKS ?= agent_overhead agent_budget precision endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
-.PHONY: demo test test-all test-gpu check detection words public-loops loops benchmarks browser screenshots docs clean
+CITUS_URL ?=
+
+.PHONY: demo test test-all test-citus test-gpu check detection words public-loops loops benchmarks browser screenshots docs clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -28,6 +30,15 @@ test: $(VENV)/.browser
 # All of it, "test" included: PostgreSQL, processes that are killed, frameworks, attach, all pages.
 test-all: $(VENV)/.browser $(VENV)/.deploy
 	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) $(ARGS)
+
+# The server's suites on a cluster of yours, in databases of their own. It needs Citus 13 with PostgreSQL 15 on each node.
+test-citus: $(VENV)/.development
+ifeq ($(CITUS_URL),)
+	@echo "test-citus needs CITUS_URL=postgresql://USER:PASSWORD@COORDINATOR/DATABASE: a superuser of a cluster whose nodes" >&2
+	@echo "this machine reaches by the addresses of pg_dist_node, with max_prepared_transactions above 0 on each." >&2
+	@exit 2
+endif
+	CITUS_URL='$(CITUS_URL)' $(BIN)/pytest -n $(WORKERS) --dist $(DIST) -m postgres tests/component/server $(ARGS)
 
 # No part of "test-all": it fails where there is no GPU.
 test-gpu: $(VENV)/.development

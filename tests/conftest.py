@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gradcanary import cli
-from support import postgres, warm
+from support import citus, postgres, warm
 from support.collectors import Collector
 
 # A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
@@ -60,8 +60,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[postgres.Server]:
-    """A PostgreSQL server that all tests share, each with databases of its own."""
-    with postgres.running() as server:
+    """A PostgreSQL server that all tests share, each with databases of its own; ``CITUS_URL`` names a cluster."""
+    with citus.using(os.environ["CITUS_URL"]) if "CITUS_URL" in os.environ else postgres.running() as server:
         yield server
 
 

@@ -58,6 +58,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_counter")),
     )
     op.create_table(
+        "deleted_run",
+        sa.Column("run_id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_deleted_run")),
+    )
+    op.create_table(
         "session_tombstone",
         sa.Column("run", sa.String(length=100), nullable=False),
         sa.Column("session", sa.String(length=64), nullable=False),

@@ -40,7 +40,7 @@ from gradcanary_server.incidents.lifecycle import PROCESS_RULES, RANKS, State
 from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.repository import WHOLE_RUN_NO
 from gradcanary_server.incidents.silences import Silence
-from gradcanary_server.notify.endpoints import label
+from gradcanary_server.notify.endpoints import read_labels
 from gradcanary_server.notify.payload import Counts
 from gradcanary_server.notify.planner import Kind
 from gradcanary_server.rules.config import Rule
@@ -51,7 +51,6 @@ from gradcanary_server.storage.schema import (
     MAX_ID,
     contains,
     delivery,
-    endpoint,
     incident,
     incident_layer,
     is_of_incident,
@@ -408,7 +407,9 @@ def _neighbours(connection: Connection, run_id: int, number: int) -> dict[str, i
 def _etag_parts(connection: Connection, ids: Sequence[int], now: Momentary) -> list[object]:
     # Deliveries change without a new revision of the run.
     sent = _deliveries(connection, ids, delivery.c.attempts, delivery.c.next_attempt)
-    return [*_revisions(connection, ids), *(tuple(row.values()) for row in sent), *now.silences, now.run_states]
+    labels = read_labels(connection, {row["endpoint_id"] for row in sent})
+    parts = [*_revisions(connection, ids), *(tuple(row.values()) for row in sent)]
+    return [*parts, sorted(labels.items()), *now.silences, now.run_states]
 
 
 def _revisions(connection: Connection, ids: Sequence[int]) -> Iterable[object]:
@@ -419,9 +420,7 @@ def _revisions(connection: Connection, ids: Sequence[int]) -> Iterable[object]:
 def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) -> Sequence[RowMapping]:
     """Return the deliveries about these incidents, those to one endpoint in order."""
     columns = (*delivery.primary_key, delivery.c.kind, delivery.c.state)
-    query = select(*columns, *more, endpoint.c.name, endpoint.c.url, endpoint.c.deleted)
-    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)
-    query = query.where(delivery.c.incident_id.in_(ids))
+    query = select(*columns, *more).where(delivery.c.incident_id.in_(ids))
     return connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
 
 
@@ -476,18 +475,20 @@ def _deliveries_by_incident(connection: Connection, ids: Sequence[int]) -> dict[
     if not ids:
         return found
     rows = _deliveries(connection, ids, delivery.c.enqueued_at, delivery.c.delivered, delivery.c.next_attempt)
+    labels = read_labels(connection, {row["endpoint_id"] for row in rows})
     for delivered, row in zip(deliveries_to_json(connection, rows), rows, strict=True):
-        found[row["incident_id"]].append({**delivered, "name": label(row)})
+        found[row["incident_id"]].append({**delivered, "name": labels[row["endpoint_id"]]})
     return found
 
 
 def _last_deliveries(connection: Connection, ids: Sequence[int]) -> dict[int, list[LastDelivery]]:
     """Return the last delivery to each endpoint, by incident."""
     last = {(row["incident_id"], row["endpoint_id"]): row for row in _deliveries(connection, ids)}
+    labels = read_labels(connection, {endpoint_id for _, endpoint_id in last})
     last_deliveries: dict[int, list[LastDelivery]] = {number: [] for number in ids}
     for (number, endpoint_id), row in last.items():
         last_deliveries[number].append(
-            {"endpoint": endpoint_id, "name": label(row), "kind": row["kind"], "state": row["state"]}
+            {"endpoint": endpoint_id, "name": labels[endpoint_id], "kind": row["kind"], "state": row["state"]}
         )
     return last_deliveries
 

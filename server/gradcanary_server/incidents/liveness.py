@@ -176,7 +176,7 @@ def read_statuses(connection: Connection, run_ids: Sequence[int], now: float, si
 
 def read_states(connection: Connection, run_ids: Sequence[int], now: float, silent: Silent) -> dict[str, str]:
     """Return the states of runs by name."""
-    rows: Sequence[Record] = connection.execute(_STATES, {"run_ids": run_ids}).all()
+    rows: list[Record] = [*connection.execute(_STATES, {"run_ids": run_ids})]
     return {status.row.name: status.state for status in _statuses(connection, rows, now, silent)}
 
 

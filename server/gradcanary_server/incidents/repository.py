@@ -14,7 +14,7 @@ from gradcanary.wire import Crash
 from gradcanary_server.incidents import text
 from gradcanary_server.incidents.lifecycle import Incident, IncidentCase, Member
 from gradcanary_server.rules.types import Jump, ScaleFall, SeriesFacts
-from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, layer, next_number
+from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, layer, next_incident_id
 
 WHOLE_RUN_NO = -1
 """The layer_no of a member that is the whole run."""
@@ -81,7 +81,7 @@ def save_incident(connection: Connection, run_id: int, case: IncidentCase) -> No
         "notifications_done": False,
     }
     if case.incident.id is None:
-        incident_id = next_number(connection, "incident")
+        incident_id = next_incident_id(connection)
         row |= {"run_id": run_id, "incident_id": incident_id, "summary": "", "revision": 1}
         connection.execute(insert(incident).values(**row))
     else:

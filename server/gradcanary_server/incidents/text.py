@@ -13,6 +13,8 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import groupby
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -608,9 +610,11 @@ def compose_missing(connection: Connection) -> list[Summary]:
 
 def store_summaries(connection: Connection, summaries: Sequence[Summary]) -> None:
     """Store summaries, except those of incidents with a newer revision, or that another transaction locks."""
-    ids = [summary.incident_id for summary in summaries]
-    query = select(incident.c.incident_id).where(incident.c.incident_id.in_(ids))
-    locked = set(connection.scalars(query.with_for_update(skip_locked=True)))
+    locked: set[int] = set()
+    for run_id, of_run in groupby(sorted(summaries), key=attrgetter("run_id")):  # Citus locks rows of one run only
+        ids = [summary.incident_id for summary in of_run]
+        query = select(incident.c.incident_id).where(incident.c.run_id == run_id, incident.c.incident_id.in_(ids))
+        locked.update(connection.scalars(query.with_for_update(skip_locked=True)))
     rows = [
         {"at_run_id": run_id, "at_incident_id": incident_id, "at_revision": revision, "text": text}
         for run_id, incident_id, revision, text in summaries

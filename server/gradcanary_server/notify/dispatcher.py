@@ -123,7 +123,7 @@ class Dispatcher(BackgroundLoop):
             self._round_s = time.thread_time() - begun_s
 
     def _enqueue(self) -> None:
-        """Write summaries and due steps; opens a write transaction only if there are any.
+        """Write summaries and due steps, those of each run in a transaction of its own.
 
         Texts are composed before it, because they read the names of all layers.
         """
@@ -132,28 +132,31 @@ class Dispatcher(BackgroundLoop):
             summaries = text.compose_missing(connection)
             due = outbox.plan_deliveries(connection, self._pace, now, self._muted)
             drafts = outbox.compose_drafts(connection, due[:MAX_STEPS], self._public_url, now)
-        if not due and not summaries:
-            return
-        with self._database.write() as connection:
-            now = self._database.now(connection)
-            text.store_summaries(connection, summaries)
-            due = outbox.plan_deliveries(connection, self._pace, now, self._muted, lock=True)
-            for step in due[:MAX_STEPS]:
-                outbox.apply_step(connection, step, drafts, now)
+        for run_id in sorted({each.run_id for each in (*summaries, *due[:MAX_STEPS])}):
+            with self._database.write() as connection:
+                now = self._database.now(connection)
+                text.store_summaries(connection, [summary for summary in summaries if summary.run_id == run_id])
+                due = outbox.plan_deliveries(connection, self._pace, now, self._muted, run_id=run_id)
+                for step in due[:MAX_STEPS]:
+                    outbox.apply_step(connection, step, drafts, now)
 
     def _claim(self, busy: Collection[int]) -> list[Claim]:
         """Claim the oldest message of each endpoint that is not busy."""
         with self._database.read() as connection:
             due = outbox.claimable(connection, self._database.now(connection))
         oldest = {key.endpoint_id: key for key in reversed(due) if key.endpoint_id not in busy}
-        # Sorted: two collectors that lock rows in different orders would deadlock.
-        keys = sorted(list(oldest.values())[: MAX_IN_FLIGHT - len(busy)])
-        if not keys:
-            return []
-        with self._database.write() as connection:
-            now = self._database.now(connection)
-            claims = [outbox.claim_delivery(connection, key, now) for key in keys]
-        return [claim for claim in claims if claim is not None]
+        keys = list(oldest.values())[: MAX_IN_FLIGHT - len(busy)]
+        claims: list[Claim] = []
+        for key in keys:
+            try:
+                with self._database.write() as connection:
+                    claim = outbox.claim_delivery(connection, key, self._database.now(connection))
+            except StoreUnavailable:
+                if not claims:
+                    raise
+                return claims  # they are sent: nobody else may, until their leases end
+            claims += [] if claim is None else [claim]
+        return claims
 
     async def _attempt(self, client: httpx.AsyncClient, claim: Claim) -> None:
         begun = time.perf_counter()

@@ -248,6 +248,17 @@ def find_endpoint(connection: Connection, number: int, *, lock: bool = False) ->
     return row
 
 
+def read_endpoint(connection: Connection, number: int) -> RowMapping:
+    """Return an endpoint that exists, also a deleted one."""
+    return connection.execute(select(endpoint).where(_is(number))).mappings().one()
+
+
+def read_labels(connection: Connection, numbers: Collection[int]) -> dict[int, str]:
+    """Return the labels of endpoints, also of deleted ones, by their ids."""
+    query = select(endpoint).where(endpoint.c.endpoint_id.in_(numbers))
+    return {row["endpoint_id"]: label(row) for row in connection.execute(query).mappings()} if numbers else {}
+
+
 def all_endpoints(connection: Connection) -> list[RowMapping]:
     """Return all endpoints that were not deleted, in the order of their creation."""
     query = select(endpoint).where(endpoint.c.deleted.is_(None)).order_by(endpoint.c.endpoint_id)

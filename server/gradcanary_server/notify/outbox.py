@@ -12,12 +12,16 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     RowMapping,
+    Select,
     and_,
+    bindparam,
     delete,
     exists,
     func,
@@ -25,6 +29,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    true,
     update,
 )
 
@@ -62,10 +67,18 @@ NO_REMINDER_S = 1e12
 """30,000 years: rules take no infinite number."""
 
 # Built once: they run twice a second, and mostly return nothing.
-_IS_DETACHED = exists().where(run.c.run_id == incident.c.run_id, run.c.ended == DETACHED).label("is_detached")
 _HAS_MESSAGES_TO_COME = incident.c.notifications_done.is_(False)
-_INCIDENTS = select(incident, _IS_DETACHED).where(_HAS_MESSAGES_TO_COME).order_by(incident.c.incident_id)
-_LOCKED = _INCIDENTS.with_for_update(skip_locked=True)
+
+
+def _incidents(run_id: ColumnElement[int]) -> Select[Any]:
+    """Return the query for the incidents with messages to come, ``run_id`` being that of the run."""
+    is_detached = exists().where(run.c.run_id == run_id, run.c.ended == DETACHED).label("is_detached")
+    return select(incident, is_detached).where(_HAS_MESSAGES_TO_COME).order_by(incident.c.incident_id)
+
+
+_INCIDENTS = _incidents(incident.c.run_id)
+_RUN_ID = bindparam("run_id", type_=BigInteger)
+_LOCKED = _incidents(_RUN_ID).where(incident.c.run_id == _RUN_ID).with_for_update(of=incident, skip_locked=True)
 
 
 @dataclass(frozen=True)
@@ -100,19 +113,20 @@ def plan_deliveries(
     now: float,
     muted: frozenset[str] = frozenset(),
     *,
-    lock: bool = False,
+    run_id: int | None = None,
 ) -> list[Step]:
-    """Return the steps that are due; incidents of ``muted`` rules send nothing.
+    """Return the steps that are due, of all runs or of one; incidents of ``muted`` rules send nothing.
 
-    ``lock`` locks the incidents, and skips those that another transaction has locked: the next round plans them.
+    Those of one run are locked, without those that another transaction has locked: the next round plans them.
     """
-    rows = connection.execute(_LOCKED if lock else _INCIDENTS).mappings().all()
+    query, is_of_run = (_INCIDENTS, true()) if run_id is None else (_LOCKED, incident.c.run_id == run_id)
+    rows = connection.execute(query, {} if run_id is None else {"run_id": run_id}).mappings().all()
     if not rows:
         return []
     targets = endpoints.enabled_endpoints(connection)
     cause_rows = _cause_rows(connection, rows)
     is_read = or_(_HAS_MESSAGES_TO_COME, incident.c.incident_id.in_([row["incident_id"] for row in cause_rows]))
-    deliveries = _deliveries(connection, is_read)
+    deliveries = _deliveries(connection, and_(is_of_run, is_read))
     active = silences.active_silences(connection, now)
     read = {row["incident_id"]: row for row in (*rows, *cause_rows)}
     silenced = silences.silenced_members_by_incident(connection, list(read.values()), active)
@@ -244,13 +258,14 @@ def enqueue_final_notifications(connection: Connection, row: Record, rules: Rule
 
 def claimable(connection: Connection, now: float) -> list[DeliveryKey]:
     """Return the messages whose next attempt is due, the oldest first."""
-    query = select(*delivery.primary_key).where(*_is_due(now)).order_by(delivery.c.next_attempt, *delivery.primary_key)
+    is_due = _is_due(connection, now)
+    query = select(*delivery.primary_key).where(*is_due).order_by(delivery.c.next_attempt, *delivery.primary_key)
     return [delivery_key(row) for row in connection.execute(query).mappings()]
 
 
 def claim_delivery(connection: Connection, key: DeliveryKey, now: float) -> Claim | None:
     """Claim a message whose next attempt is due, None if another dispatcher has it."""
-    return _claim(connection, key, _is_due(now), now)
+    return _claim(connection, key, _is_due(connection, now), now)
 
 
 def claim_for_redelivery(connection: Connection, incident_id: int, endpoint_id: int, version: int, now: float) -> Claim:
@@ -260,12 +275,11 @@ def claim_for_redelivery(connection: Connection, incident_id: int, endpoint_id: 
     """
     endpoints.lock_endpoint(connection, endpoint_id)
     where = (delivery.c.incident_id == incident_id, delivery.c.version == version)
-    query = select(*delivery.primary_key, endpoint.c.disabled).where(*where, delivery.c.endpoint_id == endpoint_id)
-    query = query.where(endpoint.c.endpoint_id == delivery.c.endpoint_id)
+    query = select(*delivery.primary_key).where(*where, delivery.c.endpoint_id == endpoint_id)
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
         raise RequestError(404, "unknown_delivery", "There is no such delivery here.", "delivery")
-    if row["disabled"] is not None:
+    if endpoints.read_endpoint(connection, endpoint_id)["disabled"] is not None:
         message = f"Endpoint {endpoint_id} is disabled: enable it first."
         raise RequestError(409, "endpoint_disabled", message, "delivery")
     claim = _claim(connection, delivery_key(row), [_is_unclaimed(now)], now)
@@ -328,16 +342,16 @@ def _claim(
     connection: Connection, key: DeliveryKey, conditions: Sequence[ColumnElement[bool]], now: float
 ) -> Claim | None:
     """Claim a message that meets conditions."""
-    query = select(delivery, *(column for column in endpoint.c if column.name != "endpoint_id"))
-    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id).where(*has_key(key), *conditions)
-    row = connection.execute(query.with_for_update(of=delivery)).mappings().one_or_none()
+    query = select(delivery).where(*has_key(key), *conditions)
+    row = connection.execute(query.with_for_update()).mappings().one_or_none()
     if row is None:
         return None
     columns = {"fence": row["fence"] + 1, "lease_until": now + LEASE_S}
     if row["state"] != "delivered":
         columns["maybe_delivered_at"] = now
     connection.execute(update(delivery).where(*has_key(key)).values(**columns))
-    message = outgoing_message(row, f"msg_{key.incident_id}_{key.version}", row["body"], now)
+    target = endpoints.read_endpoint(connection, key.endpoint_id)
+    message = outgoing_message(target, f"msg_{key.incident_id}_{key.version}", row["body"], now)
     return Claim(key, row["fence"] + 1, row["attempts"] + 1, message, row["state"], row["maybe_delivered_at"])
 
 
@@ -400,13 +414,12 @@ def _enqueue(connection: Connection, draft: Draft, now: float, next_attempt: flo
     connection.execute(insert(delivery).values(**draft.step.key._asdict(), **values))
 
 
-def _is_due(now: float) -> Sequence[ColumnElement[bool]]:
+def _is_due(connection: Connection, now: float) -> Sequence[ColumnElement[bool]]:
     """Return the conditions of a message whose next attempt is due.
 
     Those of the endpoint count, too: it may have been disabled while the message was enqueued.
     """
-    enabled = select(endpoint.c.endpoint_id).where(endpoint.c.disabled.is_(None))
-    is_enabled = delivery.c.endpoint_id.in_(enabled)
+    is_enabled = delivery.c.endpoint_id.in_([each.id for each in endpoints.enabled_endpoints(connection)])
     return delivery.c.state == "pending", delivery.c.next_attempt <= now, _is_unclaimed(now), is_enabled
 
 

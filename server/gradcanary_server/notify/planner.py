@@ -102,6 +102,10 @@ class Expire:
 
     key: DeliveryKey
 
+    @property
+    def run_id(self) -> int:
+        return self.key.run_id
+
 
 @dataclass(frozen=True)
 class Enqueue:
@@ -110,6 +114,10 @@ class Enqueue:
     key: DeliveryKey
     due: NextNotification
     hidden: frozenset[int | None] = frozenset()
+
+    @property
+    def run_id(self) -> int:
+        return self.key.run_id
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gradcanary_server.auth import tokens
 from gradcanary_server.auth.tokens import Token
 from gradcanary_server.clock import timestamp
 from gradcanary_server.errors import RequestError, StoreError
-from gradcanary_server.storage import maintenance
+from gradcanary_server.storage import citus, maintenance
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import collector_heartbeat, token
 
@@ -34,7 +34,9 @@ def migrate_command(url: str, *, with_citus: bool) -> str:
         if not with_citus:
             return summary
         with database.setup_transaction() as connection:
-            spread = maintenance.distribute(connection)
+            spread = citus.distribute(connection)
+        with database.write() as connection:
+            citus.set_up_nodes(connection)
         return f"{summary}; spread over the cluster: {', '.join(spread) or 'nothing that was not before'}"
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Row, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from gradcanary_server.errors import StoreError, StoreUnavailable, without_password
-from gradcanary_server.storage import maintenance, sqlite
+from gradcanary_server.storage import citus, maintenance, sqlite
 from gradcanary_server.storage.driver_errors import driver_message, translated
 from gradcanary_server.storage.sqlite_writer import UNFLUSHED, SqliteWriter, checkpoint
 
@@ -217,6 +217,8 @@ class Database:
 
     def size(self, connection: Connection) -> int:
         if self._dialect == "postgresql":
+            if citus.is_spread(connection):
+                return citus.size(connection)
             return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
         files = (_file(self._engine, suffix) for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
@@ -231,6 +233,11 @@ class Database:
         return None if failed is None else f"{UNFLUSHED} ({failed})"
 
     def close(self) -> None:
+        if self._dialect == "postgresql":
+            from gradcanary_server.storage.postgresql import close_engine
+
+            close_engine(self._engine)
+            return
         with nullcontext() if self.health() is None else sqlite.without_close_checkpoint(self._engine):
             self._engine.dispose()
 
@@ -247,6 +254,8 @@ class Database:
                     from gradcanary_server.storage.postgresql import check_server
 
                     check_server(connection)
+                    if citus.is_spread(connection):
+                        citus.check_nodes(connection)
         except StoreUnavailable as error:
             raise StoreError(
                 f"The database cannot be reached ({driver_message(error)}): see that it runs, and that --db is right."

@@ -51,6 +51,8 @@ _UNOPENED = "The database file cannot be opened: its folder is away, or the coll
 _NO_FILES = "The collector has too many files and connections open."
 _AWAY = "The database cannot be reached: it restarts, has no connection left, or its network is down."
 
+_NODE_AWAY = "A node of the database's cluster cannot be reached."
+
 _STATES = {
     "40": _LOCKED,  # deadlocks and failed serializations
     "55P03": _LOCKED,
@@ -66,10 +68,16 @@ _STATES = {
 """By SQLSTATE, or its class: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 
 
+_CITUS_AWAY = ("connection marked as essential", "could not commit transaction", "connection to the remote node")
+"""Parts of what Citus says of a node that is away, where it gives no state of its own."""
+
+
 def _postgresql_reason(error: DBAPIError) -> str | None:
     state: str | None = getattr(error.orig, "sqlstate", None)
     if state is None:  # from the client library: it could not send, or the server is gone
         return _AWAY if error.connection_invalidated or isinstance(error, OperationalError) else None
+    if state == "XX000" and any(part in str(error.orig) for part in _CITUS_AWAY):
+        return _NODE_AWAY
     return _STATES.get(state, _STATES.get(state[:2]))
 
 

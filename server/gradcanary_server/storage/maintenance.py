@@ -1,4 +1,4 @@
-"""Store URLs, migrations with Alembic, distribution with Citus, and backups."""
+"""Store URLs, migrations with Alembic, and backups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import ArgumentError
 
 from gradcanary_server.errors import StoreError, without_password
-from gradcanary_server.storage.schema import HEAVY
 
 NAMED = "name the collector's folder with --data DIR, or its database with --db URL"
 
@@ -72,34 +71,6 @@ def alembic_config() -> Config:
     settings.set_main_option("script_location", "gradcanary_migrations:")
     settings.set_main_option("path_separator", "os")
     return settings
-
-
-NO_CITUS = (
-    "This database has no Citus: load it on every node (shared_preload_libraries = 'citus'), and here say "
-    "CREATE EXTENSION citus; before. Without it plain PostgreSQL is all that is needed."
-)
-
-_EXTENSION = text("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
-_DISTRIBUTED = text("SELECT logicalrelid::regclass::text FROM pg_dist_partition")
-_DISTRIBUTE = text("SELECT create_distributed_table(CAST(:name AS regclass), 'run_id', colocate_with => :colocated)")
-
-
-def distribute(connection: Connection) -> list[str]:
-    """Distribute the tables of measurements over the nodes and return the names of the new ones; raises StoreError.
-
-    All rows of a run are on one node. All other tables stay on the coordinator, where runs are locked and work is
-    claimed.
-    """
-    if connection.dialect.name != "postgresql":
-        raise StoreError("--citus goes with --db postgresql://...: SQLite is one file.")
-    if connection.execute(_EXTENSION).first() is None:
-        raise StoreError(NO_CITUS)
-    distributed = set(connection.scalars(_DISTRIBUTED))
-    first = HEAVY[0].name
-    missing = [table.name for table in HEAVY if table.name not in distributed]
-    for name in missing:
-        connection.execute(_DISTRIBUTE, {"name": name, "colocated": "none" if name == first else first})
-    return missing
 
 
 DUMP = """\

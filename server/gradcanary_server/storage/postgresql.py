@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 from gradcanary_server.errors import StoreError
+from gradcanary_server.storage.schema import NUMBERS
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -88,11 +89,22 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 def open_engine(url: URL) -> Engine:
     """Return an engine whose pool gives out only connections that answer: a restart of the server fails no request."""
+    # Numbers have a pool of their own: transactions that need one have all connections of the other one at worst.
+    return _open_pool(url, 8, 12).execution_options(**{NUMBERS: _open_pool(url, 1, 0)})
+
+
+def close_engine(engine: Engine) -> None:
+    """Close the connections of :func:`open_engine`."""
+    engine.dispose()
+    engine.get_execution_options()[NUMBERS].dispose()
+
+
+def _open_pool(url: URL, size: int, overflow: int) -> Engine:
     # Parameters may be secrets, and errors are logged: SQLAlchemy hides them.
     engine = create_engine(
         url.set(drivername="postgresql+psycopg"),
-        pool_size=8,
-        max_overflow=12,
+        pool_size=size,
+        max_overflow=overflow,
         pool_timeout=POOL_S,
         pool_pre_ping=True,
         hide_parameters=True,

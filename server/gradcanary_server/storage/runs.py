@@ -22,7 +22,6 @@ from sqlalchemy import (
     exists,
     func,
     insert,
-    literal,
     select,
     tuple_,
     update,
@@ -36,6 +35,7 @@ from gradcanary_server.storage.schema import (
     HELD_RUN,
     HeldRun,
     configuration,
+    deleted_run,
     insert_missing,
     insert_new,
     launch,
@@ -124,20 +124,27 @@ def overrule_forecasts(stored: str, moved: Collection[str], still: Collection[st
     return json.dumps(facts)
 
 
-_BY_NAME = select(run).join(run_name, run_name.c.run_id == run.c.run_id).where(run_name.c.name == bindparam("name"))
-_HELD_BY_NAME = _BY_NAME.with_for_update()
-_ALIASES = (
-    select(run_name.c.name)
-    .join(run, run.c.run_id == run_name.c.run_id)
-    .where(run.c.run_id == bindparam("run_id"), run_name.c.name != run.c.name)
-)
+_NAMED = Prepared(select(run_name.c.run_id).where(run_name.c.name == bindparam("name")))
+_NAMES = select(run_name.c.name).where(run_name.c.run_id == bindparam("run_id"))
+_NAME = select(run.c.name).where(run.c.run_id == bindparam("run_id"))
+_ALL = select(run).where(run.c.run_id == bindparam("run_id"))
+_ALL_HELD = _ALL.with_for_update()
+
+
+def _run_named(connection: Connection, name: str) -> int | None:
+    """Return the run of a name, by a statement of its own: Citus locks no row that is found by a join of two nodes."""
+    rows = _NAMED.rows(connection, {"name": name})
+    return int(rows[0][0]) if rows else None
 
 
 def find_run(connection: Connection, name: str, *, held: bool = False) -> Record | None:
     """Return the row of the run with a name or former name; ``held`` locks it."""
     if not is_run_name(name):
         return None  # PostgreSQL fails for a NUL
-    return connection.execute(_HELD_BY_NAME if held else _BY_NAME, {"name": name}).one_or_none()
+    run_id = _run_named(connection, name)
+    if run_id is None:
+        return None
+    return connection.execute(_ALL_HELD if held else _ALL, {"run_id": run_id}).one_or_none()
 
 
 def get_run(connection: Connection, name: str, *, held: bool = False) -> Record:
@@ -171,11 +178,13 @@ def create_run(connection: Connection, name: str, now: float, values: Mapping[st
         run_id = new_run_id(now)
     if not insert_new(connection, run_name, {"name": name, "run_id": run_id}):
         connection.execute(delete(run).where(run.c.run_id == run_id))
-    return connection.execute(_HELD_BY_NAME, {"name": name}).one()
+        return get_run(connection, name, held=True)
+    return connection.execute(_ALL_HELD, {"run_id": run_id}).one()
 
 
 def aliases_of(connection: Connection, run_id: int) -> list[str]:
-    return sorted(connection.scalars(_ALIASES, {"run_id": run_id}))
+    own = connection.scalar(_NAME, {"run_id": run_id})
+    return sorted(name for name in connection.scalars(_NAMES, {"run_id": run_id}) if name != own)
 
 
 def rename_run(connection: Connection, row: Record, name: str) -> None:
@@ -183,7 +192,7 @@ def rename_run(connection: Connection, row: Record, name: str) -> None:
     if name == row.name:
         return
     if not insert_new(connection, run_name, {"name": name, "run_id": row.run_id}):
-        other = connection.execute(_BY_NAME, {"name": name}).one()
+        other = get_run(connection, name)
         if other.run_id != row.run_id:
             reason = f"There is a run {name!r} here"
             if other.name != name:
@@ -209,12 +218,13 @@ def delete_run(connection: Connection, row: Record, now: float) -> None:
     Retention deletes its measurements later, in chunks: the id of a run holds its time, so none is used again.
     """
     connection.execute(delete(session_tombstone).where(session_tombstone.c.deleted < now - TOMBSTONE_S))
-    names = select(run_name.c.name, session.c.session, literal(now)).join(
-        session, session.c.run_id == run_name.c.run_id
-    )
-    insert_missing(connection, session_tombstone, names.where(run_name.c.run_id == row.run_id))
+    names = connection.scalars(_NAMES, {"run_id": row.run_id}).all()
+    sessions = connection.scalars(select(session.c.session).where(session.c.run_id == row.run_id)).all()
+    tombstones = [{"run": name, "session": each, "deleted": now} for name in names for each in sessions]
+    insert_missing(connection, session_tombstone, tombstones)
     connection.execute(delete(run_name).where(run_name.c.run_id == row.run_id))
     connection.execute(delete(run).where(run.c.run_id == row.run_id))
+    connection.execute(insert(deleted_run).values(run_id=row.run_id))
     next_number(connection, DELETION)
 
 
@@ -385,8 +395,7 @@ def check_deleted(connection: Connection, run_name: str, session_id: str) -> Non
 _LOCK = Prepared(
     select(*HELD_RUN, session)
     .select_from(run.join(session, session.c.run_id == run.c.run_id))  # PostgreSQL locks in this order
-    .join(run_name, run_name.c.run_id == run.c.run_id)
-    .where(run_name.c.name == bindparam("name"), session.c.session == bindparam("session"))
+    .where(run.c.run_id == bindparam("run_id"), session.c.session == bindparam("session"))
     .with_for_update(of=(run, session))
 )
 _HELD = select(*HELD_RUN).where(run.c.run_id == bindparam("run_id"))
@@ -397,7 +406,8 @@ _REVISION = Prepared(update(run).where(run.c.run_id == bindparam("at_run_id")).v
 
 def lock_session(connection: Connection, name: str, session_id: str) -> tuple[HeldRun, Record]:
     """Lock and return the rows of a run and a session; raises RequestError 404, or 410 for a deleted run."""
-    for row in _LOCK.rows(connection, {"name": name, "session": session_id}):
+    run_id = _run_named(connection, name)
+    for row in () if run_id is None else _LOCK.rows(connection, {"run_id": run_id, "session": session_id}):
         return HeldRun(*row[: len(HELD_RUN)]), _Session(*row[len(HELD_RUN) :])
     check_deleted(connection, name, session_id)
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {name!r} came here.")

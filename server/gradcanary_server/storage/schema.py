@@ -3,7 +3,8 @@
 Times are unix seconds by the database's clock; text holds no NUL. Steps and seqs go up to 2^31 - 1; numbers counted
 from them take 8 bytes. Every key of a table with ``run_id`` begins with it, and foreign keys between such tables
 include it, so that Citus can keep the rows of a run together; no foreign key leads from them to any other table.
-``run_name``, which finds the run of a name, is the exception. Only the measurements are distributed: see ``HEAVY``.
+``run_name``, which finds the run of a name, and ``compaction_claim`` are the exceptions: see ``storage/citus.py``. So
+a statement that locks or changes rows of a run names the run by its id, and none joins them to tables of no run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +12,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    CTE,
     BigInteger,
     Boolean,
     Column,
     ColumnElement,
     Connection,
     Double,
+    Engine,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -31,6 +32,7 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     bindparam,
+    exists,
     false,
     func,
     select,
@@ -113,6 +115,12 @@ session_tombstone = Table(
     Column("run", String(100), primary_key=True),
     Column("session", String(64), primary_key=True),
     Column("deleted", Double, nullable=False),
+)
+
+deleted_run = Table(
+    "deleted_run",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False),  # until its measurements are deleted, too
 )
 
 launch = Table(
@@ -453,7 +461,7 @@ attempt = Table(
 )
 
 HEAVY = (batch, stream, tile, rule_state, metric)
-"""The tables of measurements: Citus distributes them. They have no foreign keys."""
+"""The tables of measurements. They have no foreign keys: those of a deleted run are deleted later."""
 
 _INSERT: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
@@ -467,10 +475,10 @@ def insert_new(connection: Connection, table: Table, values: Mapping[str, object
     return connection.execute(row.returning(*table.primary_key)).first() is not None
 
 
-def insert_missing(connection: Connection, table: Table, rows: Select[Any]) -> None:
-    """Insert the rows of a query, which has the columns of the table in their order, except those whose key exists."""
-    row = _INSERT[connection.dialect.name](table).from_select([column.name for column in table.columns], rows)
-    connection.execute(row.on_conflict_do_nothing())
+def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+    """Insert rows, except those whose key exists."""
+    if rows:
+        connection.execute(_INSERT[connection.dialect.name](table).on_conflict_do_nothing(), rows)
 
 
 PAGE_RUNS = 256
@@ -478,7 +486,7 @@ PAGE_RUNS = 256
 
 
 def iter_runs(connection: Connection, table: Table) -> Iterator[Sequence[int]]:
-    """Yield the ids of all runs that have rows in a table, in pages."""
+    """Yield the ids of all runs that have rows in a table, in pages; looks up each run and scans no rows."""
     after, query = -1, _page_of_runs(table)
     while page := connection.scalars(query, {"after": after}).all():
         yield page
@@ -487,19 +495,28 @@ def iter_runs(connection: Connection, table: Table) -> Iterator[Sequence[int]]:
         after = page[-1]
 
 
-def run_ids(table: Table) -> CTE:
-    """Return the ids of the runs in a table after ``:after``, and a NULL; it jumps by key and scans no rows."""
-    after = bindparam("after", type_=BigInteger)
-    first = select(func.min(table.c.run_id).label("run_id")).where(table.c.run_id > after)
-    found = first.cte("ids", recursive=True)
-    following = select(func.min(table.c.run_id)).where(table.c.run_id > found.c.run_id).scalar_subquery()
-    return found.union_all(select(following).where(found.c.run_id.is_not(None)))
-
-
 @lru_cache(maxsize=8)
 def _page_of_runs(table: Table) -> Select[int]:
-    ids = run_ids(table)
-    return select(ids.c.run_id).where(ids.c.run_id.is_not(None)).limit(PAGE_RUNS)
+    has_rows = exists().where(table.c.run_id == run.c.run_id)
+    query = select(run.c.run_id).where(run.c.run_id > bindparam("after", type_=BigInteger), has_rows)
+    return query.order_by(run.c.run_id).limit(PAGE_RUNS)
+
+
+NUMBERS = "numbers"
+"""The execution option of a connection that names the engine of :func:`next_incident_id`."""
+
+
+def next_incident_id(connection: Connection) -> int:
+    """Return the next number of an incident; its transaction should hold the run, whose numbers rise then.
+
+    On PostgreSQL it is committed at once, on a connection of its own: who opens an incident waits for no other
+    transaction that does, and a batch changes rows of one node only. A rollback leaves a number unused.
+    """
+    numbers: Engine | None = connection.get_execution_options().get(NUMBERS)
+    if numbers is None:
+        return next_number(connection, "incident")
+    with numbers.begin() as own:
+        return next_number(own, "incident")
 
 
 def next_number(connection: Connection, name: str) -> int:

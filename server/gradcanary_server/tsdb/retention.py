@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_, union_all
+from sqlalchemy import Connection, Table, and_, delete, func, select, tuple_, union_all
 
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.heartbeat import Heartbeat
 from gradcanary_server.storage.runs import DELETION
-from gradcanary_server.storage.schema import HEAVY, batch, counter, iter_runs, rule_state, run, run_ids, tile
+from gradcanary_server.storage.schema import HEAVY, batch, counter, deleted_run, iter_runs, rule_state, run, tile
 from gradcanary_server.storage.schema import stream as stream_table
 from gradcanary_server.tsdb import tiles
 from gradcanary_server.tsdb.tiles import STEPS, SampleStream
@@ -49,8 +49,13 @@ def count_deletions(connection: Connection) -> int:
 
 
 def orphaned_tables(connection: Connection) -> list[tuple[Table, int]]:
-    """Return each table with measurements of deleted runs, and the run_id."""
-    return [(table, run_id) for table in HEAVY for run_id in connection.scalars(_orphans(table), {"after": -1})]
+    """Return each table that may have measurements of deleted runs, and the run_id; that names the run is the last.
+
+    A plan of the compactor is stored under the locked streams of its run, and only if they are as they were: so
+    ``stream`` comes before ``tile``, which is then written no more.
+    """
+    deleted = connection.scalars(select(deleted_run.c.run_id)).all()
+    return [(table, run_id) for table in (*HEAVY, deleted_run) for run_id in deleted]
 
 
 def purge_chunk(connection: Connection, table: Table, run_id: int) -> bool:
@@ -101,13 +106,6 @@ def _raw_end(stream: SampleStream, last: int) -> int:
     """Return the step before which raw samples are deleted; the last tile stays, because pages show its values."""
     span = stream.span(0)
     return min((last + 1) * span, stream.end(1), (stream.sealed_until - 1) // span * span)
-
-
-def _orphans(table: Table) -> Select[int]:
-    """Return the query for the run_ids of deleted runs in a table."""
-    ids = run_ids(table)
-    has_run = exists().where(run.c.run_id == ids.c.run_id)
-    return select(ids.c.run_id).where(ids.c.run_id.is_not(None), ~has_run)
 
 
 USAGE_CACHE_S = 60.0

@@ -9,20 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from sqlalchemy import BigInteger, UniqueConstraint, select, text
+from sqlalchemy import select, text
 
-from gradcanary_server.storage import maintenance, runs
+from gradcanary_server.storage import citus, maintenance, runs
 from gradcanary_server.storage.database import Database
-from gradcanary_server.storage.schema import (
-    HEAVY,
-    attempt,
-    delivery,
-    incident,
-    incident_layer,
-    metadata,
-    run,
-    run_name,
-)
+from gradcanary_server.storage.schema import run
 from support.collectors import Collector
 from support.streams import Session, Stream, collapsed, healthy
 from support.waiting import eventually
@@ -159,33 +150,6 @@ def test_migrate_says_what_the_tables_were_and_are(typed, tmp_path, collector):
         assert "upgrade this one, or use another database" in error
 
 
-def test_rows_of_a_run_can_lie_on_one_node():
-    """The conditions of Citus for tables that are distributed by run_id, and for the others."""
-    of_runs = {table for table in metadata.tables.values() if "run_id" in table.c and table is not run_name}
-    assert of_runs >= {*HEAVY, incident, incident_layer, delivery, attempt}
-    for table in of_runs:
-        unique = [constraint.columns for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
-        unique += [index.columns for index in table.indexes if index.unique]
-        for columns in unique:
-            assert "run_id" in columns, f"{table} is unique over all nodes only where run_id is in {columns}"
-        assert table.primary_key.columns.keys()[0] == "run_id", f"rows of a run lie together in {table}"
-        assert isinstance(table.c.run_id.type, BigInteger), "rows of a run are on one node by equal types"
-        assert table.c.run_id.autoincrement is not True
-    for table in metadata.tables.values():
-        for constraint in table.foreign_key_constraints:
-            is_of_run = "run_id" in constraint.column_keys
-            assert is_of_run == (table in of_runs) == (constraint.referred_table in of_runs), (
-                f"{constraint.name} of {table} leads to rows on another node"
-            )
-
-
-def test_measurements_have_no_foreign_keys():
-    """They are distributed today, and the other tables are not."""
-    for table in metadata.tables.values():
-        assert table not in HEAVY or not table.foreign_keys
-        assert all(constraint.referred_table not in HEAVY for constraint in table.foreign_key_constraints)
-
-
 def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):
     """On a stand-in with the names and types of Citus' own functions: Citus is no package that tests can have."""
     url = postgres_server.create_store()
@@ -194,27 +158,58 @@ def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):
     status, _, error = typed("migrate", "--citus", "--db", url)
     assert (status, "This database has no Citus" in error) == (2, True)
     postgres_server.execute(STAND_IN, name)
+    status, _, error = typed("migrate", "--citus", "--db", url)
+    assert (status, "Citus does not know the address of this server" in error) == (2, True)
+    postgres_server.execute("INSERT INTO pg_dist_node VALUES (1, 0, 'on'), (2, 1, 'off')", name)
+    status, _, error = typed("migrate", "--citus", "--db", url)
+    assert (status, "Node 2 of the cluster has synchronous_commit = off" in error) == (2, True)
+    postgres_server.execute("UPDATE pg_dist_node SET setting = 'on'", name)
     status, said, _ = typed("migrate", "--citus", "--db", url)
-    assert (status, said.split("; ")[1]) == (0, "spread over the cluster: batch, stream, tile, rule_state, metric\n")
+    assert (status, said.split("; ")[1]) == (
+        0,
+        f"spread over the cluster: {', '.join(table.name for table in citus.DISTRIBUTED)}\n",
+    )
     assert typed("migrate", "--citus", "--db", url)[1].endswith(
         "spread over the cluster: nothing that was not before\n"
     )
     database = Database(url)
     with database.read() as connection:
-        asked = connection.execute(
-            text("SELECT logicalrelid::regclass::text, partkey, beside FROM pg_dist_partition")
-        ).all()
+        asked = dict(
+            connection.execute(text("SELECT logicalrelid::regclass::text, beside FROM pg_dist_partition")).all()
+        )
+        emptied = set(connection.scalars(text("SELECT name::text FROM emptied")))
+        told = set(connection.scalars(text("SELECT command FROM told")))
     database.close()
-    others = [(table.name, "run_id", "batch") for table in HEAVY[1:]]
-    assert asked == [("batch", "run_id", "none"), *others]
+    of_runs = [table.name for table in citus.DISTRIBUTED]
+    beside = {"run": "none", **dict.fromkeys(of_runs[1:], "run")}
+    assert asked == beside | dict.fromkeys((table.name for table in citus.KEPT), "kept")
+    assert emptied == set(of_runs), "what lay on the coordinator before would be read by nobody"
+    assert told == {
+        f"ALTER DATABASE {name} SET lock_timeout = '5s'",
+        f"ALTER DATABASE {name} SET statement_timeout = '30s'",
+        f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '60s'",
+    }
 
 
 STAND_IN = """
 CREATE TABLE pg_dist_partition (logicalrelid regclass, partkey text, beside text);
-GRANT SELECT ON pg_dist_partition TO PUBLIC;
+CREATE TABLE pg_dist_node (nodeid int, groupid int, setting text);
+CREATE TABLE emptied (name regclass);
+CREATE TABLE told (command text);
+GRANT SELECT ON pg_dist_partition, pg_dist_node, emptied, told TO PUBLIC;
 CREATE FUNCTION create_distributed_table(table_name regclass, distribution_column text,
     distribution_type text DEFAULT 'hash', colocate_with text DEFAULT 'default', shard_count int DEFAULT NULL)
     RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO pg_dist_partition VALUES ($1, $2, $4)';
+CREATE FUNCTION citus_add_local_table_to_metadata(table_name regclass, cascade_via_foreign_keys bool DEFAULT false)
+    RETURNS void LANGUAGE sql SECURITY DEFINER AS $$INSERT INTO pg_dist_partition VALUES ($1, NULL, 'kept')$$;
+CREATE FUNCTION truncate_local_data_after_distributing_table(function_name regclass)
+    RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO emptied VALUES ($1)';
+CREATE FUNCTION run_command_on_all_nodes(command text, parallel bool DEFAULT true,
+    give_warning_for_connection_errors bool DEFAULT false, OUT nodeid int, OUT success bool, OUT result text)
+    RETURNS SETOF record LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+    IF command LIKE 'ALTER%' THEN INSERT INTO told VALUES (command); END IF;
+    RETURN QUERY SELECT node.nodeid, true, node.setting FROM pg_dist_node AS node;
+    END$$;
 SET allow_system_table_mods = on;
 INSERT INTO pg_extension SELECT 9999, 'citus', extowner, extnamespace, false, '13.0-1' FROM pg_extension LIMIT 1;
 """

@@ -506,7 +506,7 @@ def seal(store, drafts, shift_s):
     """Write what is due so much later; return all messages."""
     with store.database.write() as connection:
         now = store.database.now(connection) + shift_s
-        for step in outbox.plan_deliveries(connection, SLOW, now, lock=True):
+        for step in outbox.plan_deliveries(connection, SLOW, now, run_id=store.run_id):
             outbox.apply_step(connection, step, drafts, now)
     return store.rows(select(delivery).order_by(delivery.c.version))
 
@@ -519,7 +519,7 @@ def test_changing_incident_is_planned_in_the_next_round(postgres_server, receive
 
     def planned():
         with store.database.write() as connection:
-            return outbox.plan_deliveries(connection, SLOW, store.database.now(connection), lock=True)
+            return outbox.plan_deliveries(connection, SLOW, store.database.now(connection), run_id=store.run_id)
 
     with store.database.write() as changing:
         changing.execute(update(incident).values(ever_firing=2))

@@ -135,7 +135,7 @@ class Mail(RuleBasedStateMachine):
 
     def seal(self):
         text.store_summaries(self.connection, text.compose_missing(self.connection))
-        for step in outbox.plan_deliveries(self.connection, PACE, self.now, MUTED, lock=True):
+        for step in outbox.plan_deliveries(self.connection, PACE, self.now, MUTED, run_id=self.store.run_id):
             outbox.apply_step(
                 self.connection, step, outbox.compose_drafts(self.connection, [step], URL, self.now), self.now
             )
