@@ -9,7 +9,7 @@ a statement that locks or changes rows of a run names the run by its id, and non
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
     BigInteger,
