@@ -94,7 +94,7 @@ def add_backup_and_migrate(commands: Commands) -> None:
     text = "migrate a store to the tables of this version, as 'up' does when it starts"
     migrate = commands.add_parser("migrate", help=text, description=text)
     _add_store(migrate)
-    text = "and distribute the measurements by run over the nodes of a Citus cluster"
+    text = "and distribute the tables of runs over the nodes of a Citus cluster"
     migrate.add_argument("--citus", action="store_true", help=text)
     migrate.set_defaults(run=_migrate)
 
