@@ -34,17 +34,13 @@ from gradcanary_server.tsdb.rollup import (
     means,
     reduce_planes,
 )
-from gradcanary_server.tsdb.samples import as_slice
 from gradcanary_server.tsdb.sources import StatSource, StepIndexSource
-from gradcanary_server.tsdb.tile_codec import Arrays
 from gradcanary_server.tsdb.tiles import TILE_LAYERS, TILE_ROWS
 
 Part = TypeVar("Part", StepIndex, SparseAggregates)
 
 Bounds = tuple[int, int]
 """A first and a last step."""
-
-_START = "start"
 
 CELLS = 2**19
 """Aggregates x layers in memory at a time: the memory of a query does not grow with the layers of the run. Runs of up
@@ -164,35 +160,9 @@ class BucketedStats:
         for part in self.parts:
             for segment in part.split(most):
                 source = StatSource(reader.view(connection, self.run_id, segment), self.stats, layers, wanted)
-                border = max(segment.begin, min(segment.end, segment.stream.sealed_until) // part.width * part.width)
-                if segment.begin < border:
-                    start, sealed = self._read_sealed(source, part, segment.begin, border)
-                    accumulator.add_reduced(self.buckets.indexes(start), slice(None), sealed)
-                if border < segment.end:
-                    stored = source.read(part.level, border, segment.end)
-                    accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
+                stored = source.read(part.level, segment.begin, segment.end)
+                accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
         return accumulator.envelope(np.float32)
-
-    def _read_sealed(
-        self, source: StatSource, part: SegmentPart, begin: int, end: int
-    ) -> tuple[NDArray[np.int64], Planes]:
-        """Return the first steps of buckets within the tiles, and their planes as :func:`reduce_planes` returns them.
-
-        They are made once, and not again each second with the samples that follow them.
-        """
-        stream = part.segment.stream
-
-        def build() -> Arrays:
-            stored = source.read(part.level, begin, end)
-            if not len(stored.start):
-                return {_START: stored.start}
-            groups = Groups(stored.start // part.width)
-            return {_START: stored.start[groups.starts], **reduce_planes(stored.planes, groups)}
-
-        of_stream = (self.run_id, stream.launch_no, stream.every, stream.raw_start)
-        key = (*of_stream, begin, end, part.width, source.selection())
-        planes = dict(source.view.tiles.derive(key, build))
-        return planes.pop(_START), planes  # type: ignore[return-value]  # as they were built
 
 
 @dataclass(frozen=True)
@@ -379,14 +349,9 @@ class _BucketAccumulator:
         if not len(indexes):
             return
         groups = Groups(indexes)
+        target = (indexes[groups.starts], series)
         with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
-            self.add_reduced(indexes[groups.starts], series, reduce_planes(planes, groups))
-
-    def add_reduced(self, indexes: NDArray[np.int64], series: slice, planes: Planes) -> None:
-        """Add the planes of :func:`reduce_planes` to buckets, each named once."""
-        target = (as_slice(indexes), series)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name, plane in planes.items():
+            for name, plane in reduce_planes(planes, groups).items():
                 accumulated = self._planes[name]
                 accumulated[target] = REDUCTIONS[name](accumulated[target], plane)
 

@@ -144,7 +144,7 @@ def test_each_page_is_readable():
     addresses = (
         "/", "/runs/r", "/runs/r/", "/runs/team/r", "/runs/r/settings", "/runs/r/layers/w.x", "/compare", "/incidents",
         "/incidents/31", "/settings", "/settings/endpoints", "/settings/endpoints/1", "/settings/rules",
-        "/settings/silences", "/settings/retention", "/settings/tokens",
+        "/settings/silences", "/settings/retention", "/settings/tokens", "/runbooks/collapse",
     )  # fmt: skip
     assert {registry.find(each)[0].name for each in addresses} == {page.name for page in registry.PAGES}
     assert {policy.required_scope("GET", each) for each in addresses} == {"read"}
