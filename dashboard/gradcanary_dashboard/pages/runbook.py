@@ -80,7 +80,7 @@ def _inline(text: str) -> list[Any]:
 
 def _link(words: str, target: str | None) -> Component | str:
     page = _PAGES.get((target or "").rpartition("/")[2].partition("#")[0])
-    return dcc.Link(words, href=page) if page else words
+    return dcc.Link(words, href=page, className="in-text") if page else words
 
 
 _WRAPPED: Mapping[int, Callable[[str, str | None], Component | str]] = {

@@ -167,7 +167,7 @@ def test_incidents_over_http(caught):
         "id", "run", "rule", "severity", "state", "opened_step", "opened", "resolved_step", "resolution", "reopened",
         "since_step", "resolved", "reopened_at", "last_deliveries",
         "acked", "silenced", "counts", "layers", "caused_by", "also", "crash", "explanation", "summary", "likely_cause",
-        "fix", "url", "deliveries", "run_state", "previous", "next", "names",
+        "fix", "url", "deliveries", "run_state", "previous", "next", "names", "runbook_url",
     }  # fmt: skip
     assert len(incident["layers"]) == FALLEN
     assert set(incident["layers"][0]) == {

@@ -33,6 +33,7 @@ MOST = {
     "/runs/many/layers/0": 5,
     "/runs/many/layers/0?from=100&to=200&incident=1": 6,
     "/runs/many/settings": 2,
+    "/runbooks/collapse": 0,
     "/compare?run=many&run=other": 15,
     "/incidents": 3,
     "/incidents/1": 4,

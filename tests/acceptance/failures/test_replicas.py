@@ -21,7 +21,7 @@ INTERVAL_S = 20
 
 RULES = "version: 1\npace: {{wait_s: 1, interval_s: {interval_s}}}\n"
 SECRET = "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
-OF_TIME = ("opened", "resolved", "reopened_at", "last_deliveries", "url", "deliveries")
+OF_TIME = ("opened", "resolved", "reopened_at", "last_deliveries", "url", "runbook_url", "deliveries")
 OF_MESSAGE = ("rule", "severity", "state", "resolution", "opened_step", "counts", "worst", "prefixes", "summary")
 
 

@@ -45,6 +45,7 @@ MOMENTARY = frozenset(
         "id",
         "incident",
         "url",
+        "runbook_url",
         "open_incidents",
         "worst_incident",
         "caused_by",
