@@ -14,7 +14,7 @@ WORKERS ?= 4
 # Tests of one file stay in one process: they share what it has made once.
 DIST ?= loadfile
 QUICK := (unit or component or smoke) and not (postgres or slow)
-BENCHMARKS ?= agent_overhead agent_budget precision endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
+BENCHMARKS ?=
 
 CITUS_URL ?=
 
@@ -69,11 +69,10 @@ public-loops: $(VENV)/.development
 loops: $(VENV)/.development
 	$(BIN)/python tests/support/agent/loop_table.py
 
-# All of them run, also after one that missed a target; one thread, so that CPU time is work and not waiting.
+# All of them run, also after one that missed a target: hours. What is done is kept: the same command goes on where it ended.
+# BENCHMARKS=ingest_cost for one; ARGS=--write publishes BENCHMARKS.md.
 benchmarks: $(VENV)-benchmarks/.benchmarks
-	@status=0; for each in $(BENCHMARKS); do \
-	  OMP_NUM_THREADS=1 $(VENV)-benchmarks/bin/python tests/benchmarks/$$each.py || status=1; \
-	done; exit $$status
+	$(VENV)-benchmarks/bin/python tests/benchmarks/publish.py $(BENCHMARKS) $(ARGS)
 
 browser: $(VENV)/.browser
 

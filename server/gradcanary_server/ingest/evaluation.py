@@ -128,7 +128,7 @@ class Evaluator:
 
     def _record_incidents(self, context: BatchContext, changes: tuple[Transition, ...]) -> None:
         launch = context.launch
-        has_others = launch.older or launch.newer  # the run may have ended on an incident of theirs
+        has_others = launch.has_older or launch.newer  # the run may have ended on an incident of theirs
         max_step = context.last_step if has_others else None
         key = context.connection, context.run.run_id
         service.record_transitions(*key, launch.number, changes, context.now, self._rules.pace.reopen_s, max_step)
@@ -158,9 +158,7 @@ class Evaluator:
 
 def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple[LayerFacts, ...]) -> Launch:
     """Return the launch of a session for the rules; raises RequestError 409 without its first step."""
-    launches, launch, configuration = runs.configured_launch(connection, row.run_id, row.launch_no)
-    numbers = [each.launch_no for each in launches]
-    index = numbers.index(row.launch_no)
+    launch, newer, configuration = runs.configured_launch(connection, row.run_id, row.launch_no)
     if launch.first_step is None:
         raise RequestError(409, "unknown_layer_set", "No hello told the first step of this launch.", "first_step")
     return Launch(
@@ -170,8 +168,8 @@ def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple
         absmax_below=launch.absmax_below,
         norm_below=launch.norm_below,
         layers=layers,
-        newer=frozenset(numbers[index + 1 :]),
-        older=frozenset(numbers[:index]),
+        newer=newer,
+        has_older=bool(launch.has_older),
         facts=runs.parse_facts(run.facts),
         optimizers=configuration.optimizer_kinds(),
         metrics=configuration.metrics,

@@ -146,7 +146,7 @@ class Evaluator:
 
     def _tells_inherited(self, step: int) -> bool:
         """Return True at the step at which a launch tells what it has inherited, and later ones until it has."""
-        return bool(self.context.launch.older) and step >= self._tells_at and not self.state.progress.told_inherited
+        return self.context.launch.has_older and step >= self._tells_at and not self.state.progress.told_inherited
 
     def _evaluate_losses(self, losses: Losses) -> Iterator[Transition]:
         """Evaluate losses, one by one only if one could fire or resolve something."""
@@ -184,7 +184,7 @@ class Evaluator:
         launch, grace = self.context.launch, self.context.rules.grace
         _, is_over = warmup.find_grace_end(self.state.progress, batch.steps[row:end], batch.lr[row:end], launch, grace)
         end = row + first_true(is_over != is_over[0])
-        if launch.older and not self.state.progress.told_inherited:
+        if launch.has_older and not self.state.progress.told_inherited:
             end = max(row + 1, min(end, int(np.searchsorted(batch.steps, self._tells_at))))
         if is_over[0] and batch.is_comparable[row]:
             at, is_measured = self.context.config.at, batch.is_measured[row:end]

@@ -83,10 +83,10 @@ class LayerFacts:
 class Launch:
     """One start of a job, with one layer set.
 
-    ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
-    began later and before; ``facts`` are those that the agents of the run have reported until now; ``optimizers`` are
-    the class names by parameter group, as far as they are known; ``metrics`` are bounds that the agent declared,
-    ``collapse_below`` is the ``enter`` of collapse that it declared.
+    ``layers[i]`` belongs to column i of the samples; ``newer`` are the numbers of the launches that began later,
+    ``has_older`` that one began before; ``facts`` are those that the agents of the run have reported until now;
+    ``optimizers`` are the class names by parameter group, as far as they are known; ``metrics`` are bounds that the
+    agent declared, ``collapse_below`` is the ``enter`` of collapse that it declared.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Launch:
     norm_below: float | None
     layers: tuple[LayerFacts, ...]
     newer: frozenset[int] = frozenset()
-    older: frozenset[int] = frozenset()
+    has_older: bool = False
     facts: tuple[Fact, ...] = ()
     optimizers: tuple[str, ...] = ()
     metrics: tuple[MetricBound, ...] = ()

@@ -235,15 +235,25 @@ ORDER = (launch.c.started, launch.c.launch_no)
 """From the first launch to the newest."""
 
 _IN_ORDER = select(launch).where(launch.c.run_id == bindparam("run_id")).order_by(*ORDER)
+_OWN, _EARLIER = launch.alias(), launch.alias()
+_HAS_OLDER = exists().where(
+    _EARLIER.c.run_id == launch.c.run_id,
+    tuple_(_EARLIER.c.started, _EARLIER.c.launch_no) < tuple_(*ORDER),
+)
 _IS_OF_LAUNCH = (
     (configuration.c.run_id == launch.c.run_id)
     & (configuration.c.launch_no == launch.c.launch_no)
     & (configuration.c.launch_no == bindparam("launch_no"))
 )
-_IN_ORDER_CONFIGURED = Prepared(
-    _IN_ORDER.outerjoin(configuration, _IS_OF_LAUNCH).add_columns(configuration.c.settings, configuration.c.metrics)
+_WITH_NEWER = Prepared(
+    select(launch, configuration.c.settings, configuration.c.metrics, _HAS_OLDER.label("has_older"))
+    .join(_OWN, (_OWN.c.run_id == launch.c.run_id) & (_OWN.c.launch_no == bindparam("launch_no")))
+    .outerjoin(configuration, _IS_OF_LAUNCH)
+    .where(launch.c.run_id == bindparam("run_id"), tuple_(*ORDER) >= tuple_(_OWN.c.started, _OWN.c.launch_no))
+    .order_by(*ORDER)
 )
-_Launch = cast("Callable[..., Record]", namedtuple("_Launch", [*launch.c.keys(), "settings", "metrics"]))  # noqa: PYI024
+_LAUNCH_COLUMNS = [*launch.c.keys(), "settings", "metrics", "has_older"]
+_Launch = cast("Callable[..., Record]", namedtuple("_Launch", _LAUNCH_COLUMNS))  # noqa: PYI024
 
 
 _RUN_IDS: BindParameter[int] = bindparam("run_ids", expanding=True)
@@ -281,14 +291,13 @@ def launches_in_order(connection: Connection, run_id: int) -> Sequence[Record]:
 
 def configured_launch(
     connection: Connection, run_id: int, launch_no: int
-) -> tuple[Sequence[Record], Record, Configuration]:
-    """Return the launches as :func:`launches_in_order`, one of them, and its configuration without environment."""
-    found = _IN_ORDER_CONFIGURED.rows(connection, {"run_id": run_id, "launch_no": launch_no})
-    rows = [_Launch(*row) for row in found]
-    row = next(row for row in rows if row.launch_no == launch_no)
-    if row.settings is None:
-        return rows, row, NO_CONFIGURATION
-    return rows, row, Configuration(None, _parse_settings(row.settings), _parse_bounds(row.metrics))
+) -> tuple[Record, frozenset[int], Configuration]:
+    """Return a launch (with ``has_older``), the numbers of newer ones, its configuration without environment."""
+    row, *newer = [_Launch(*each) for each in _WITH_NEWER.rows(connection, {"run_id": run_id, "launch_no": launch_no})]
+    known = NO_CONFIGURATION
+    if row.settings is not None:
+        known = Configuration(None, _parse_settings(row.settings), _parse_bounds(row.metrics))
+    return row, frozenset(each.launch_no for each in newer), known
 
 
 def own_thresholds(connection: Connection, run_ids: Sequence[int]) -> dict[int, float | None]:

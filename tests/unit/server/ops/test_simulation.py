@@ -74,7 +74,7 @@ def test_rules_without_messages_are_on_the_page_alone(rules, kinds):
 
 def test_simulation_reopens_incidents_of_an_ended_launch():
     first, second = falling(), Trace(falling(800, 0).absmax[:400], first=400)
-    resumed = launch(number=2, first_step=400, older=frozenset({1}))
+    resumed = launch(number=2, first_step=400, has_older=True)
     takes = [*taken(first), *taken(second, resumed, cuts=range(0, 400, 50))]
     trial = tried(takes, ended=(1,), is_over=True)
     assert [(kind, step) for kind, _, step in said(trial)] == [

@@ -118,7 +118,7 @@ def test_folding_leaves_the_state_it_was_given():
 
 def test_what_an_earlier_launch_left_firing_is_told_again_if_it_fires_still():
     """Not a layer with a sign of recovery, or without a measurement, and nothing in the launch that it began in."""
-    second = launch(number=2, first_step=300, older=frozenset({1}))
+    second = launch(number=2, first_step=300, has_older=True)
     sick = healthy(60, seed=3)
     sick[:, 4] *= 1e-4
     sick[:, 8] = -1

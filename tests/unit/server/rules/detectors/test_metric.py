@@ -155,7 +155,7 @@ def test_bounds_of_the_agent_are_of_one_metric_and_come_after_those_of_the_file(
 def test_a_series_that_fires_is_told_again_by_the_next_launch_or_is_over() -> None:
     state, first = judged([course(*[0.3] * 6, *[0.1] * 3)])
     assert len(first) == 1
-    resumed = launch(number=2, first_step=1000, older=frozenset({1}))
+    resumed = launch(number=2, first_step=1000, has_older=True)
     assert told(judged([course(*[0.1] * 3, first=1000)], of=resumed, state=state)[1]) == [(2000, "fired", "fell", 1000)]
     assert told(judged([course(*[0.3] * 3, first=1000)], of=resumed, state=state)[1]) == [
         (2000, "resolved", "recovered", 2000)

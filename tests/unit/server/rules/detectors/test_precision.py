@@ -181,7 +181,7 @@ def test_a_launch_without_the_fact_resolves_gradients_that_were_never_cleared():
     facts = (wire.Fact("never_cleared", "", ()),)
     state, changes = run(Trace(healthy(3)), launch(facts=facts))
     assert len(fired(changes, "never_cleared")) == 16
-    _, changes = run(Trace(healthy(3)), launch(number=2, older=frozenset([1])), state=state)
+    _, changes = run(Trace(healthy(3)), launch(number=2, has_older=True), state=state)
     assert {(each.rule, each.kind, each.resolution) for each in changes} == {("never_cleared", "resolved", "recovered")}
 
 
