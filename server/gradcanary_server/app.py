@@ -33,7 +33,7 @@ from gradcanary_server.auth import tokens as auth_tokens
 from gradcanary_server.auth.gate import AccessControl
 from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.watchdog import Watchdog
-from gradcanary_server.ingest.admission import IngestPriority
+from gradcanary_server.ingest.admission import Backpressure, IngestPriority
 from gradcanary_server.ingest.service import Ingest
 from gradcanary_server.mcp import endpoint as mcp_endpoint
 from gradcanary_server.notify import configured_endpoints
@@ -109,6 +109,7 @@ def _services(settings: Settings, board: WorkerBoard | None) -> Services:
     sets, tiles = LayerSetCache(shares.layers), TileStore(shares.tiles)
     log = BatchLog(sets, shares.batches)
     ingest = Ingest(database, in_force, sets, log, settings.public_url, shares.states)
+    ingest.backpressure = Backpressure(workers=settings.workers)
     telemetry.SPACING.set_function(lambda: ingest.backpressure.interval_s())
     configured = configured_endpoints.read_configured(settings)
     measurements = Reader(log, tiles)
@@ -166,7 +167,8 @@ def prepare_store(services: Services) -> None:
     database.migrate()
     services.ingest.rule_versions.begin()
     services.endpoint_lines[:] = configured_endpoints.sync_configured(database, services.configured)
-    if services.settings.auth:
+    is_first = services.board is None  # a worker's parent did it, and is the one that prints them
+    if services.settings.auth and is_first:
         services.new_tokens.clear()
         services.new_tokens.update(_ensure_tokens(database))
 

@@ -9,6 +9,7 @@ import gzip
 import itertools
 import math
 import multiprocessing
+import random
 import re
 import sys
 import time
@@ -123,7 +124,8 @@ class _Trainings:
             self._acks, self._used = Acks(problems=self._acks.problems), time.process_time()
 
     async def _train(self, number: int, count: int, began: float) -> None:
-        due = began + number * AFTER_S + number / count * EACH_S
+        # Trainings do not know of each other: some of them send at the same moment, always the same ones.
+        due = began + number * AFTER_S + random.Random(number).random() * EACH_S
         try:
             await asyncio.sleep(due - time.perf_counter())
             connection = await Connection.opened(self._address)

@@ -158,7 +158,6 @@ server/storage/layers                         component/server/incidents/test_an
 server/storage/maintenance                    component/server/storage/test_migrations.py
 server/storage/pagination                     acceptance/collector/test_run_changes.py
 server/storage/postgresql                     acceptance/failures/test_silent_postgresql.py
-server/storage/prepared                       component/server/storage/test_rule_states.py
 server/storage/schema                         component/server/storage/test_migrations.py
 server/telemetry                              component/server/api/test_operations.py
 server/tsdb/batch                             acceptance/collector/test_wire_answers.py

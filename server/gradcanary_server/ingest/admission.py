@@ -7,6 +7,7 @@ largest relief for a busy collector. Agents follow ``Reply.spacing_s``: steps wa
 import asyncio
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +26,10 @@ OWN_INTERVAL_S = 0.5
 
 BUSY, IDLE = 0.6, 0.25
 """Shares of one core, which Python's threads have together: above the first the interval rises, below the second it
-falls. A fall may double the work, which must not be busy again."""
+falls. A fall may double the work, which must not be busy again. Of more workers than cores each has a part of one."""
 
 MIN_TRAININGS = 20
-"""The batches of fewer trainings cannot keep a collector busy."""
+"""The batches of fewer trainings cannot keep a collector busy; all its workers count."""
 
 WINDOW_S = 5.0
 """The shortest time over which CPU use is measured: compaction of all runs at once is no lasting load."""
@@ -69,9 +70,17 @@ class Backpressure:
     """The interval requested of agents, by the CPU time of this process; safe to share between threads."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, cpu_time: Callable[[], float] = time.process_time
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_time: Callable[[], float] = time.process_time,
+        *,
+        workers: int = 1,
+        cores: int | None = None,
     ) -> None:
+        """``workers`` are the processes of this collector, of which this is one, on so many cores: all, if None."""
         self._clock, self._cpu_time = clock, cpu_time
+        self._core = min(1.0, (cores or os.cpu_count() or 1) / workers)
+        self._min_trainings = MIN_TRAININGS / workers
         self._lock = threading.Lock()
         self._level = self._replies = 0
         self._window_began = clock()
@@ -102,12 +111,12 @@ class Backpressure:
 
     def _measure(self, elapsed_s: float) -> None:
         cpu_time = self._cpu_time()
-        share = (cpu_time - self._cpu_before) / elapsed_s
+        share = (cpu_time - self._cpu_before) / elapsed_s / self._core
         trainings = self._replies / elapsed_s * max(SEND_INTERVALS_S[self._level], OWN_INTERVAL_S)
-        if share > BUSY and trainings >= MIN_TRAININGS:
+        if share > BUSY and trainings >= self._min_trainings:
             if self._level < len(SEND_INTERVALS_S) - 1:
                 self._level, self._raised = self._level + 1, self._clock()
-        elif share < IDLE or trainings < MIN_TRAININGS:
+        elif share < IDLE or trainings < self._min_trainings:
             self._level = max(self._level - 1, 0)
         self._window_began = self._clock()
         self._cpu_before = cpu_time

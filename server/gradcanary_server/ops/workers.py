@@ -90,7 +90,11 @@ class WorkerBoard:
 
     def checks(self) -> dict[str, str]:
         """Return ``ok``, or the reason why it does not work, for each worker."""
-        return {f"worker {number}": self._check(number) for number in range(1, self.count + 1)}
+        return {_name(number): self._check(number) for number in range(1, self.count + 1)}
+
+    def others(self) -> frozenset[str]:
+        """Return the names of the other workers in :meth:`checks`."""
+        return frozenset(_name(number) for number in range(1, self.count + 1) if number != self.own)
 
     def metrics(self) -> dict[str, str]:
         """Return the metrics of each worker that runs, by its number."""
@@ -114,6 +118,10 @@ class WorkerBoard:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number}.json"
+
+
+def _name(number: int) -> str:
+    return f"worker {number}"
 
 
 @dataclass(frozen=True)
@@ -177,16 +185,22 @@ class Supervisor:
     def _start_due(self) -> None:
         for worker in self._workers:
             if worker.pid is None and time.monotonic() >= worker.due:
-                worker.pid, worker.started = self._fork(worker.number), time.monotonic()
+                worker.started = time.monotonic()
+                try:
+                    worker.pid = self._fork(worker.number)
+                except OSError as error:  # no memory, or a limit of processes: the other workers serve
+                    self._wait_longer(worker, f"could not be started ({error.strerror})")
 
     def _fork(self, number: int) -> int:
         sys.stdout.flush()
         # A signal in between would be handled by the worker as the parent does it, and be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        pid = os.fork()
-        if pid == 0:
-            self._be_worker(number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_worker(number)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return pid
 
     def _be_worker(self, number: int) -> None:
@@ -204,7 +218,7 @@ class Supervisor:
             self.serve(number)
             status = 0
         except CollectorError as error:
-            logger.error("worker %s: %s", number, error)  # noqa: TRY400 -- a sentence for the operator
+            logger.error("%s: %s", _name(number), error)  # noqa: TRY400 -- a sentence for the operator
         except BaseException:  # noqa: BLE001 -- the process ends here
             traceback.print_exc()
         finally:
@@ -218,15 +232,17 @@ class Supervisor:
             pid, status = (0, 0) if worker.pid is None else os.waitpid(worker.pid, os.WNOHANG)
             if pid == 0:
                 continue
-            lived_s = time.monotonic() - worker.started
-            worker.deaths = 0 if lived_s > STEADY_S else worker.deaths
-            wait_s = BACKOFF_S[min(worker.deaths, len(BACKOFF_S) - 1)]
-            worker.pid, worker.deaths, worker.due = None, worker.deaths + 1, time.monotonic() + wait_s
-            self.board.drop(worker.number)
-            if not self._is_stopping:
-                code = os.waitstatus_to_exitcode(status)
-                how = signal.Signals(-code).name if code < 0 else f"status {code}"
-                logger.warning("worker %s ended (%s): it is started again in %s s", worker.number, how, wait_s)
+            code = os.waitstatus_to_exitcode(status)
+            self._wait_longer(worker, f"ended ({signal.Signals(-code).name if code < 0 else f'status {code}'})")
+
+    def _wait_longer(self, worker: _Worker, how: str) -> None:
+        """Note that a worker does not run, and when to start it again."""
+        worker.deaths = 0 if time.monotonic() - worker.started > STEADY_S else worker.deaths
+        wait_s = BACKOFF_S[min(worker.deaths, len(BACKOFF_S) - 1)]
+        worker.pid, worker.deaths, worker.due = None, worker.deaths + 1, time.monotonic() + wait_s
+        self.board.drop(worker.number)
+        if not self._is_stopping:
+            logger.warning("worker %s %s: it is started again in %s s", worker.number, how, wait_s)
 
     def _end(self, woken: int) -> None:
         until = time.monotonic() + END_S

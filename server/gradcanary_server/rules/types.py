@@ -255,6 +255,8 @@ Value = TypeVar("Value")
 
 def replaced(value: Value, **changes: object) -> Value:
     """Return a frozen dataclass with other values of some fields, unchecked: a tenth of the time of ``replace``."""
+    if not vars(value).keys() >= changes.keys():
+        raise TypeError(f"{type(value).__name__} has no field {min(changes.keys() - vars(value).keys())!r}")
     other = object.__new__(type(value))
     vars(other).update(vars(value), **changes)
     return other

@@ -321,20 +321,27 @@ def checkpoint(connection: Connection, mode: str, wait_s: float = 0.0) -> Checkp
 
 @contextmanager
 def _unit(commit: _Commit) -> Iterator[None]:
-    """Roll back the block alone if it raises: to a savepoint, which copies pages; the first one needs none."""
-    is_first = commit.units == 0
-    if not is_first:
-        commit.raw.execute("SAVEPOINT unit")
+    """Roll back the block alone if it raises: to a savepoint, which copies pages.
+
+    The first one of a commit needs none: what fails ends the transaction, in which nothing else is yet.
+    """
+    if commit.units == 0:
+        try:
+            yield
+        except BaseException:
+            if commit.is_open:
+                commit.raw.execute("ROLLBACK")
+            raise
+        return
+    commit.raw.execute("SAVEPOINT unit")
     try:
         yield
     except BaseException:
         if commit.is_open:
-            commit.raw.execute("ROLLBACK" if is_first else "ROLLBACK TO unit")
-        if commit.is_open:
+            commit.raw.execute("ROLLBACK TO unit")
             commit.raw.execute("RELEASE unit")
         raise
-    if not is_first:
-        commit.raw.execute("RELEASE unit")
+    commit.raw.execute("RELEASE unit")
 
 
 class Checkpointer(BackgroundLoop):

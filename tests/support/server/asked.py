@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import event
 
 from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.prepared import Prepared
 
 
 @dataclass
@@ -36,10 +37,20 @@ def counted(database: Database) -> Iterator[Asked]:
     def after(_connection: object, cursor: Any, *_others: object) -> None:
         asked.rows += max(cursor.rowcount, 0)
 
+    run = Prepared._run
+
+    def driven(statement: Prepared, *arguments: Any) -> Any:
+        result = run(statement, *arguments)
+        asked.statements += 1
+        asked.rows += len(result) if isinstance(result, list) else max(result, 0)
+        return result
+
     event.listen(database._engine, "before_cursor_execute", before)
     event.listen(database._engine, "after_cursor_execute", after)
+    Prepared._run = driven  # type: ignore[method-assign]  # what SQLite's driver executes has no events
     try:
         yield asked
     finally:
+        Prepared._run = run  # type: ignore[method-assign]
         event.remove(database._engine, "before_cursor_execute", before)
         event.remove(database._engine, "after_cursor_execute", after)

@@ -15,12 +15,12 @@ from support import streams
 class Team:
     """Trainings that send as they are asked to, and a collector's clocks; ``sent``: how many do in each half second."""
 
-    def __init__(self, trainings, each_ms, others=0.0):
+    def __init__(self, trainings, each_ms, others=0.0, **machine):
         self.each_s, self.others = each_ms / 1e3, others
         self.now = self.used = 0.0
         self.due = [0.0] * trainings
         self.sent = []
-        self.backpressure = Backpressure(lambda: self.now, lambda: self.used)
+        self.backpressure = Backpressure(lambda: self.now, lambda: self.used, **machine)
 
     def share(self):
         """Of one core, by what is asked for now."""
@@ -68,6 +68,12 @@ def test_remaining_trainings_get_short_intervals_again():
     assert team.run(4)[1:] == [1.0, 1.0, 1.0], "twice as many would be busy again"
     team.due = team.due[:20]
     assert team.run(3)[1:] == [0.0, 0.0]
+
+
+def test_workers_that_share_cores_are_busy_with_their_part_of_them():
+    assert Team(25, 7.0, workers=4, cores=4).run(2) == [0.0, 0.0]
+    assert Team(25, 7.0, workers=4, cores=2).run(2)[0] == 1.0
+    assert Team(4, 7.0, others=0.5, workers=4, cores=2).run(2) == [0.0, 0.0], "16 of all four cannot keep them busy"
 
 
 @given(st.integers(1, 400), st.floats(0.1, 20), st.floats(0, 0.6))

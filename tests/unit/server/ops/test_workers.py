@@ -1,7 +1,11 @@
 """The reports of several workers, from which any of them answers for all."""
 
 import asyncio
+import errno
 import json
+import os
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from gradcanary_server.background import BackgroundLoop
-from gradcanary_server.ops.workers import SILENT_S, WorkerBoard, WorkerMetrics
+from gradcanary_server.ops.workers import SILENT_S, Supervisor, WorkerBoard, WorkerMetrics
 
 
 class Loop:
@@ -62,6 +66,25 @@ def test_a_worker_that_reports_no_more_is_said_to_hang(board: WorkerBoard) -> No
     _, *rest = json.loads(file.read_text())
     file.write_text(json.dumps([time.monotonic() - SILENT_S - 5, *rest]))
     assert board.checks()["worker 1"] == "It has not reported for 20 s."
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    board: WorkerBoard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    stopping: list[int] = []
+    supervisor = Supervisor(board, serve=lambda _: None, announce=lambda: None)
+    timer = threading.Timer(0.8, lambda: (stopping.append(1), os.kill(os.getpid(), signal.SIGTERM)))
+    timer.start()
+    supervisor.run()
+    timer.join()
+    assert stopping, "it went on until it was told to end"
+    said = "worker 1 could not be started (Resource temporarily unavailable): it is started again in"
+    assert sum(each.getMessage().startswith(said) for each in caplog.records) >= 2
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_metrics_have_a_label_for_the_worker(board: WorkerBoard) -> None:
