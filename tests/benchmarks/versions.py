@@ -1,9 +1,10 @@
 """A benchmark of this tree beside that of an earlier version, in turns: the median of each number, and their ratios.
 
 python tests/benchmarks/versions.py 939fafc [--rounds 5] team.py [--tabs 10 --seconds 60]
-The earlier version is taken from git into a folder of its own; both use the packages of this environment. Each round
-runs both, the one that began last second. What they print as tables is read: rows of the same name with as many numbers
-are compared, other rows of one version are only told.
+The earlier version is taken from git into a folder of its own. This tree's benchmark runs for both, so that the load is
+the same; both use the packages of this environment. Each round runs both, the one that began last second. What they
+print as tables is read: rows of the same name with as many numbers are compared, other rows of one version are only
+told; the name of a row is that of its table, as it is in the heading's first column, and its own.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 import ratios
 
 HERE = Path(__file__).parents[2]
-PACKAGES = ("agent", "server", "dashboard", "migrations", "tests")
+PACKAGES = ("agent", "server", "dashboard", "migrations")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _MEASURED = re.compile(r", of [\d.]+ a second")
 _ROW = re.compile(r"^\| *([^|]+?) *\| *(.*?) *\|$")
@@ -60,19 +61,26 @@ def extract(revision: str, folder: Path) -> None:
 
 
 def printed(tree: Path, benchmark: str, arguments: Iterable[str]) -> str:
-    """Return what a benchmark of a tree prints, with the packages of that tree; a missed target is no error."""
-    path = os.pathsep.join(str(tree / each) for each in PACKAGES)
-    command = [sys.executable, str(tree / "tests" / "benchmarks" / benchmark), *arguments]
+    """Return what a benchmark prints of the packages of a tree; a missed target (1) is no error."""
+    path = os.pathsep.join([*(str(tree / each) for each in PACKAGES), str(HERE / "tests")])
+    command = [sys.executable, str(Path(__file__).with_name(benchmark)), *arguments]
     environ = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, env=environ, cwd=tree, check=False, stdout=subprocess.PIPE, text=True).stdout
+    ended = subprocess.run(command, env=environ, cwd=tree, check=False, stdout=subprocess.PIPE, text=True)
+    if ended.returncode not in (0, 1) or not any(rows(ended.stdout)):
+        raise SystemExit(f"{ended.stdout}\n{benchmark} of {tree} ended with status {ended.returncode}: no round")
+    return ended.stdout
 
 
 def rows(text: str) -> Iterator[tuple[str, str]]:
     """Yield name and contents of each row of the tables, without what was measured in a name."""
+    heading, is_first = "", True
     for line in text.splitlines():
         row = _ROW.match(line)
-        if row and _NUMBER.search(row[2]) and not set(row[1]) <= set("-: "):
-            yield _MEASURED.sub("", row[1]), row[2]
+        if row and is_first:
+            heading = "" if row[1] in ("what", "") else f"{row[1]}: "
+        elif row and _NUMBER.search(row[2]) and not set(row[1]) <= set("-: "):
+            yield heading + _MEASURED.sub("", row[1]), row[2]
+        is_first = row is None
 
 
 def table(before: Found, now: Found, revision: str) -> Iterator[str]:

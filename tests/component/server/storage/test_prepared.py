@@ -1,4 +1,4 @@
-"""Statements that SQLite's driver executes itself: the same answers, types and errors as SQLAlchemy's, on both databases."""
+"""Statements that SQLite's driver executes itself: the answers, types and errors are those of SQLAlchemy."""
 
 import pytest
 from sqlalchemy import bindparam, func, insert, select, update
@@ -31,10 +31,10 @@ def test_rows_have_the_types_of_sqlalchemy(connection):
 
 
 def test_a_change_counts_rows_once_and_many_times(connection):
-    change = Prepared(update(launch).where(KEY, launch.c.launch_no == bindparam("number")))
-    assert change.change(connection, {"run_id": 5, "number": 1, "first_step": 3}) == 1
-    assert change.change(connection, {"run_id": 5, "number": 9, "first_step": 3}) == 0
-    many = [{"run_id": 5, "number": number, "first_step": None} for number in (1, 2)]
+    change = Prepared(update(launch).where(launch.c.run_id == 5, launch.c.launch_no == bindparam("number")))
+    assert change.change(connection, {"number": 1, "first_step": 3}) == 1
+    assert change.change(connection, {"number": 9, "first_step": 3}) == 0
+    many = [{"number": number, "first_step": None} for number in (1, 2)]
     assert change.change(connection, *many) == 2
     assert connection.scalars(select(launch.c.first_step)).all() == [None, None]
 
