@@ -60,8 +60,8 @@ CAUSES: Mapping[str, Cause] = {
         "whole_model",
     ),
     "lora_partner": Cause(
-        "Only one half of the LoRA pairs collapsed. The gradient of lora_A is multiplied by lora_B, and the other way "
-        "round: weights of the other half that shrink to zero would do that, by the learning rate, the schedule or the "
+        "Only one half of the LoRA pairs collapsed. The gradient of lora_A is multiplied by lora_B, and vice versa. "
+        "So weights of the other half that shrink to zero would cause this: by the learning rate, the schedule or the "
         "weight decay of its parameter group.",
         "partner_weights",
     ),
