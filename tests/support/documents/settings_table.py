@@ -19,7 +19,7 @@ HEAD = """\
 # Settings in the environment
 
 Each is read once, when the process starts. An argument of [`watch()`](python-api.md#watch) or an option of
-`gradcanary run` comes before its variable. Options of commands: [command line](cli.md). What the rules take:
+`gradcanary run` comes before its variable. Options of commands: [command line](cli.md). Numbers of the rules:
 [rules.yaml](rules-yaml.md). Made from the code by `python tests/support/documents/settings_table.py --write`.
 """
 
