@@ -20,7 +20,6 @@ from playwright.sync_api import Browser, Response
 from support import postgres, warm
 from support.agent.recorded import spooling
 from support.browser import addresses, scenes
-from support.browser.plots import IMAGE
 from support.collectors import Collector
 from support.receivers import Receiver, status
 from support.server import mcp_calls
