@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/distributed.md as they stand, in two processes that a launcher's environment describes."""
+"""The examples of docs/how-to/distributed.md as they stand, in two processes with a launcher's environment."""
 
 import os
 from pathlib import Path
