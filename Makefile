@@ -18,7 +18,7 @@ BENCHMARKS ?=
 
 CITUS_URL ?=
 
-.PHONY: demo test test-all test-citus test-gpu check detection words public-loops loops benchmarks browser screenshots docs clean
+.PHONY: demo test test-all test-citus test-gpu check detection words public-loops loops benchmarks browser screenshots docs audit clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -86,8 +86,12 @@ docs: $(VENV)-docs/.docs
 	$(VENV)-docs/bin/mkdocs build --strict --quiet
 	$(PYTHON) tests/support/documents/site.py check
 
+# Known vulnerabilities of what a user installs today (torch is the host's). It asks a database in the network, so CI does not.
+audit: $(VENV)-audit/.audit
+	$(VENV)-audit/bin/pip-audit --local --skip-editable $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(VENV)-benchmarks $(VENV)-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-benchmarks $(VENV)-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit("gradcanary needs Python 3.11 or newer for its collector: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -112,6 +116,12 @@ $(VENV)/.browser: $(VENV)/.development tests/support/browser/ensure_chromium.sh 
 # Unpacked into .venv/deploy, not installed: Prometheus and Alertmanager would start.
 $(VENV)/.deploy: $(VENV)/.python tests/support/deploy/ensure_tools.sh
 	@tests/support/deploy/ensure_tools.sh $(VENV)/deploy
+	touch $@
+
+$(VENV)-audit/.audit: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-audit/bin/$(INSTALL) --editable '.[all]' --group audit
 	touch $@
 
 $(VENV)-docs/.docs: pyproject.toml

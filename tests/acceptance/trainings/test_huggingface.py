@@ -1,14 +1,18 @@
 """Hugging Face's training loops, the real ones, on tiny models: the Trainer, Accelerate, PEFT, diffusers."""
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 import gradcanary
-from support.agent.documented import example
+from gradcanary.api import open_watches
+from support.agent.documented import DOCS, example
 from support.agent.fixtures import complaints
 from support.agent.micro_gradients import (
     COUNTS,
@@ -439,3 +443,93 @@ def test_the_callback_refuses_wrong_settings_at_once(
 ) -> None:
     with pytest.raises(error, match=next(iter(settings))):
         loops.GradientCallback(**settings)
+
+
+def run_documented(page: str, loops: ModuleType, number: int = 0, change: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    """Run an example of a page as it stands, or with one change; return its names. It has watched when it ends."""
+    text = example(page, number)
+    assert change[0] in text
+    loops.AcceleratorState._reset_state(reset_partial_state=True)
+    names: dict[str, Any] = {}
+    try:
+        exec(text.replace(*change) if change[0] else text, names)
+    finally:
+        for each in open_watches():
+            each.close()
+    return names
+
+
+@pytest.fixture
+def documented(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    monkeypatch.setenv("GRADCANARY_URL", collector.url)
+    return collector
+
+
+@pytest.mark.parametrize(
+    ("change", "micro_steps"), [(("", ""), {4, 1}), (("with accelerator.accumulate(model)", "if True"), {1})]
+)
+def test_the_documented_accelerate(
+    documented: Recorded, loops: ModuleType, change: tuple[str, str], micro_steps: set[int]
+) -> None:
+    """125 batches are 31 windows of four and one of one; without ``accumulate`` K is 1."""
+    run_documented("In Accelerate", loops, change=change)
+    assert documented.runs == {"accelerate"}
+    assert set(documented.per_step("micro_steps")) == micro_steps
+    assert len(documented.steps()) == (64 if 4 in micro_steps else 250)
+    assert len(documented.metric("total_norm")) == len(documented.steps())
+    late = {step for step, phase in documented.phase_of("norm").items() if phase == "post_clip"}
+    assert late == ({31, 63} if 4 in micro_steps else set())
+
+
+def test_the_documented_stop_of_accelerate(loops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    model, batches, loss_of = loops.net()
+    loops.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = loops.Accelerator(cpu=True, gradient_accumulation_steps=K)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    names = {
+        "gradcanary": gradcanary,
+        "accelerator": accelerator,
+        "model": model,
+        "optimizer": optimizer,
+        "loader": itertools.cycle(batches),
+        "loss_of": lambda batch: loss_of(model, batch),
+    }
+    with collector_that(lambda _: Says(body=reply((CRITICAL,)))) as scripted:
+        monkeypatch.setenv("GRADCANARY_URL", scripted.url)
+        exec(example("Stop a sick training"), names)
+        names["watch"].close()
+    assert names["number"] % 50 == 0
+    assert "collapse" in names["watch"].stop_reason
+
+
+LORA_A, MADE_EARLY = "base_model.model.0.lora_A.default.weight", "optimizer = torch.optim.AdamW(base.parameters())\n"
+
+
+def test_the_documented_lora(documented: Recorded, loops: ModuleType) -> None:
+    names = run_documented("LoRA by PEFT", loops)
+    adapters = [name for name, each in names["model"].named_parameters() if each.requires_grad]
+    assert documented.names == adapters
+    assert LORA_A in adapters
+    assert documented.states()[0][LORA_A] == "zero"
+    assert documented.facts("not_optimized") == []
+
+
+def test_the_documented_mistake_with_lora_is_found(documented: Recorded, loops: ModuleType) -> None:
+    line = re.search(r"^optimizer = .*\n", example("LoRA by PEFT"), re.MULTILINE)[0]
+    text = example("LoRA by PEFT").replace(line, "")
+    made_early = text.replace("model = get_peft_model", MADE_EARLY + "model = get_peft_model")
+    run_documented("LoRA by PEFT", loops, change=(example("LoRA by PEFT"), made_early))
+    (fact,) = documented.facts("not_optimized")
+    assert LORA_A in fact["layers"]
+
+
+def test_the_documented_unet(documented: Recorded, loops: ModuleType) -> None:
+    names = run_documented("LoRA on a UNet of diffusers", loops)
+    adapters = [name for name, each in names["unet"].named_parameters() if each.requires_grad]
+    assert documented.names == adapters
+    told = (DOCS / "how-to" / "peft-diffusers.md").read_text("utf-8")
+    assert {name for name in adapters if f"`{name}`" in told} == {
+        "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.default.weight"
+    }
+    assert documented.steps() == list(range(12))
