@@ -476,9 +476,9 @@ def test_the_documented_accelerate(
     assert documented.runs == {"accelerate"}
     assert set(documented.per_step("micro_steps")) == micro_steps
     assert len(documented.steps()) == (64 if 4 in micro_steps else 250)
-    assert len(documented.metric("total_norm")) == len(documented.steps())
     late = {step for step, phase in documented.phase_of("norm").items() if phase == "post_clip"}
     assert late == ({31, 63} if 4 in micro_steps else set())
+    assert documented.metric("total_norm").keys() == set(documented.steps()) - late
 
 
 def test_the_documented_stop_of_accelerate(loops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
