@@ -88,7 +88,7 @@ docs: $(VENV)-docs/.docs
 
 # Known vulnerabilities of what a user installs today (torch is the host's). It asks a database in the network, so CI does not.
 audit: $(VENV)-audit/.audit
-	$(VENV)-audit/bin/pip-audit --local --skip-editable $(ARGS)
+	$(VENV)-audit/bin/pip-audit --strict $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-audit $(VENV)-benchmarks $(VENV)-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -121,7 +121,8 @@ $(VENV)/.deploy: $(VENV)/.python tests/support/deploy/ensure_tools.sh
 $(VENV)-audit/.audit: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(VENV)-audit/bin/$(INSTALL) --editable '.[all]' --group audit
+	$(VENV)-audit/bin/$(INSTALL) '.[all]' --group audit
+	$(VENV)-audit/bin/pip uninstall --quiet --yes gradcanary # no registry has it, and --strict refuses what it cannot look up
 	touch $@
 
 $(VENV)-docs/.docs: pyproject.toml

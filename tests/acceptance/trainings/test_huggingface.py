@@ -476,9 +476,9 @@ def test_the_documented_accelerate(
     assert documented.runs == {"accelerate"}
     assert set(documented.per_step("micro_steps")) == micro_steps
     assert len(documented.steps()) == (64 if 4 in micro_steps else 250)
-    assert len(documented.metric("total_norm")) == len(documented.steps())
     late = {step for step, phase in documented.phase_of("norm").items() if phase == "post_clip"}
     assert late == ({31, 63} if 4 in micro_steps else set())
+    assert documented.metric("total_norm").keys() == set(documented.steps()) - late
 
 
 def test_the_documented_stop_of_accelerate(loops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,10 +492,10 @@ def test_the_documented_stop_of_accelerate(loops: ModuleType, monkeypatch: pytes
         "accelerator": accelerator,
         "model": model,
         "optimizer": optimizer,
-        "loader": itertools.cycle(batches),
+        "loader": itertools.islice(itertools.cycle(batches), 100_000),
         "loss_of": lambda batch: loss_of(model, batch),
     }
-    with collector_that(lambda _: Says(body=reply((CRITICAL,)))) as scripted:
+    with collector_that(lambda told: Says(body=reply(() if told.kind == "hello" else (CRITICAL,)))) as scripted:
         monkeypatch.setenv("GRADCANARY_URL", scripted.url)
         exec(example("Stop a sick training"), names)
         names["watch"].close()
