@@ -229,16 +229,14 @@ def crashed_runs(connection: Connection, run_id: int | None = None) -> frozenset
 
 _RUN_IDS: BindParameter[int] = bindparam("run_ids", expanding=True)
 _ABSENCES = select(incident.c.run_id, incident.c.rule).where(
-    incident.c.state == "open", incident.c.rule.in_(ABSENCE_RULES)
+    incident.c.state == "open", incident.c.rule.in_(ABSENCE_RULES), incident.c.run_id.in_(_RUN_IDS)
 )
-_ABSENCES_OF_RUNS = _ABSENCES.where(incident.c.run_id.in_(_RUN_IDS))
 
 
-def open_absence_rules(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
-    """Return the rules of open incidents of silent and stalled runs, by run."""
-    query, values = (_ABSENCES, {}) if run_ids is None else (_ABSENCES_OF_RUNS, {"run_ids": list(run_ids)})
+def open_absence_rules(connection: Connection, run_ids: Collection[int]) -> dict[int, frozenset[str]]:
+    """Return the rules of open incidents of these silent and stalled runs, by run."""
     rules: dict[int, frozenset[str]] = defaultdict(frozenset)
-    for row in connection.execute(query, values):
+    for row in connection.execute(_ABSENCES, {"run_ids": list(run_ids)}):
         rules[row.run_id] |= {row.rule}
     return rules
 

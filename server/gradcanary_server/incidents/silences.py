@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from gradcanary.wording import agree, count
 from gradcanary_server.clock import UnixTime
@@ -21,7 +21,15 @@ from gradcanary_server.incidents import repository, text
 from gradcanary_server.incidents.lifecycle import RANKS, Incident, Member
 from gradcanary_server.matchers import Glob, Matcher
 from gradcanary_server.rules.config import Rule
-from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, layer, run, silence
+from gradcanary_server.storage.schema import (
+    PAGE_RUNS,
+    incident,
+    incident_layer,
+    is_of_incident,
+    layer,
+    run,
+    silence,
+)
 
 Members = Mapping[int | None, Member]
 
@@ -220,9 +228,15 @@ def count_runs_named(connection: Connection, glob: str) -> int:
 
 
 def run_names(connection: Connection, run_ids: Iterable[int]) -> dict[int, str]:
-    """Return the names of runs by run_id."""
-    rows = connection.execute(select(run.c.run_id, run.c.name).where(run.c.run_id.in_(list(run_ids))))
-    return {row.run_id: row.name for row in rows}
+    """Return the names of runs by run_id; a statement takes some ten thousand parameters only."""
+    ids, names = list(run_ids), {}
+    for begin in range(0, len(ids), PAGE_RUNS):
+        for row in connection.execute(_NAMES, {"run_ids": ids[begin : begin + PAGE_RUNS]}):
+            names[row.run_id] = row.name
+    return names
+
+
+_NAMES = select(run.c.run_id, run.c.name).where(run.c.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, exists, select, update
 
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.incidents import repository, service
@@ -18,17 +18,26 @@ from gradcanary_server.rules.config import Rules
 from gradcanary_server.rules.types import Evidence, Resolution, Severity, Transition
 from gradcanary_server.storage import heartbeat, runs
 from gradcanary_server.storage.database import Database, Record
-from gradcanary_server.storage.schema import run, session
+from gradcanary_server.storage.schema import incident, run, session
 
 WAKE_S = 5.0
 
 SEVERITIES: Mapping[str, Severity] = {"silent": "critical", "stalled": "warning"}
 
+
+def _has_open(rule: str) -> ColumnElement[bool]:
+    # Not "= open": SQLite would read all open incidents of the store for each run.
+    is_open = incident.c.state.not_in(("resolved", "ended"))
+    return exists().where(incident.c.run_id == run.c.run_id, incident.c.rule == rule, is_open)
+
+
 _OPEN = (
     select(session.c.run_id, session.c.launch_no, session.c.ended, session.c.last_seen, session.c.interval_s)
     .add_columns(session.c.max_step, session.c.max_step_at, run.c.step, run.c.mean_step_s, run.c.longest_step_s)
+    .add_columns(_has_open("stalled").label("is_stalled"))
     .join(run, run.c.run_id == session.c.run_id)
     .where(run.c.ended.is_(None), session.c.ended.is_(None), session.c.rank >= 0)
+    .where(~_has_open("silent"))  # a killed run stays so: nothing more is found of it
 )
 
 logger = logging.getLogger(__name__)
@@ -102,13 +111,12 @@ def find_absences(connection: Connection, now: float, rules: Rules, run_id: int 
     open_sessions: dict[int, list[Record]] = defaultdict(list)
     for row in connection.execute(query):
         open_sessions[row.run_id].append(row)
-    only = None if run_id is None else [run_id]
-    open_rules, since = service.open_absence_rules(connection, only), heartbeat.listening_since(connection, now)
-    crashed = service.crashed_runs(connection, run_id)
+    since, crashed = heartbeat.listening_since(connection, now), service.crashed_runs(connection, run_id)
     absences: dict[int, Absence] = {}
     for number, rows in open_sessions.items():
         times = StepTimes(rows[0].mean_step_s, rows[0].longest_step_s)
-        absence = find_absence(rows, rows[0].step, times, open_rules.get(number, ()), now, since, rules)
+        open_rules = ("stalled",) if rows[0].is_stalled else ()
+        absence = find_absence(rows, rows[0].step, times, open_rules, now, since, rules)
         # A crash explains that the other ranks make no step.
         if absence is not None and not (absence.rule == "stalled" and number in crashed):
             absences[number] = absence

@@ -131,7 +131,7 @@ class Ingest:
         with self._database.write_shared() as connection:
             _, row = runs.lock_session(connection, run_name, session_id)
             now = self._database.now(connection)
-            if row.is_sharded:
+            if row.is_sharded and not shard_stream.is_waiting(connection, row, None, now, ends=True):
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_end(session_id))
             sessions.end_session(connection, row, message, now, self._rules)

@@ -113,11 +113,12 @@ def end_session(connection: Connection, row: Record, message: wire.End, now: flo
     if message.crash is not None and rules.crash.enabled:
         _record_crash(connection, row, message, now, rules.pace.reopen_s)
     of_launch = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no)
-    states = connection.scalars(select(session.c.ended).where(of_launch, session.c.rank >= 0)).all()
-    if None in states:
+    states = select(session.c.ended).where(of_launch, session.c.rank >= 0)
+    if connection.execute(states.where(session.c.ended.is_(None)).limit(1)).first() is not None:
         return
     connection.execute(update(session).where(of_launch, session.c.rank < 0).values(ended=message.state))
-    ended = next((state for state in ("crashed", "finished") if state in states), DETACHED)
+    found = connection.scalars(states.distinct()).all()
+    ended = next((state for state in ("crashed", "finished") if state in found), DETACHED)
     connection.execute(update(run).where(run.c.run_id == row.run_id).values(ended=ended))
     close_incidents(connection, row.run_id, ended, now)
 

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, bindparam, delete, func, or_, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, delete, distinct, func, or_, select, update
 
 from gradcanary_server.ingest.messages import END_STATES
 from gradcanary_server.ingest.sessions import add_late_gap
@@ -55,6 +55,7 @@ _BEHIND = (
     select(session.c.rank)
     .join(launch, (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no))
     .where(session.c.run_id == bindparam("run_id"), session.c.launch_no == bindparam("launch_no"))
+    .where(session.c.session != bindparam("ending"))
     .where(session.c.is_sharded, session.c.excluded_since_step.is_(None), session.c.last_seen > bindparam("heard"))
     .where(or_(session.c.ended.is_(None), session.c.ended.not_in(END_STATES)))
     .where(or_(session.c.rank < launch.c.world_size, launch.c.has_own_layers))
@@ -63,6 +64,21 @@ _BEHIND = (
     .limit(1)
 )
 """A rank that is awaited with the first step to merge; none if a batch from ``first_step`` on is late."""
+
+_DESCRIBED = (
+    select(func.count(distinct(session.c.rank)))
+    .where(session.c.run_id == bindparam("run_id"), session.c.launch_no == bindparam("launch_no"))
+    .where(session.c.rank >= 0, session.c.rank < launch.c.world_size)
+    .where(or_(session.c.is_sharded, session.c.layer_sets != "{}", session.c.ended.in_(END_STATES)))
+    .scalar_subquery()
+)
+_LACKS_RANK = (
+    select(launch.c.launch_no)
+    .where(launch.c.run_id == bindparam("run_id"), launch.c.launch_no == bindparam("launch_no"))
+    .where(launch.c.has_own_layers.is_(False), func.coalesce(launch.c.merged_step, -1) < 0)
+    .where(launch.c.world_size > _DESCRIBED)
+)
+"""A launch of which nothing is merged, and a rank that did not say what it sends; the timer excludes that rank."""
 
 
 class Rank(Protocol):
@@ -120,14 +136,23 @@ def awaited_steps(ranks: Mapping[int, Rank], expected: Sequence[int], merged_ste
     return last_steps
 
 
-def is_waiting(connection: Connection, row: Record, steps: NDArray[np.int64] | None, now: float) -> bool:
-    """Return True if nothing is merged after a batch of these steps, None = a heartbeat, as a rank has not come so far.
+def is_waiting(
+    connection: Connection, row: Record, steps: NDArray[np.int64] | None, now: float, *, ends: bool = False
+) -> bool:
+    """Return True if nothing is merged after a batch of these steps, None = no batch, as another rank is awaited.
 
-    Each batch of each rank asks this, so it reads none of the other ranks. False if it cannot be told so.
+    ``ends`` if the session of ``row`` ends now. Each batch of each rank asks this, so it reads none of the other ranks.
+    False if it cannot be told so.
     """
     first = MAX_STEP if steps is None else steps[0].item() if len(steps) else -1
-    key = {"run_id": row.run_id, "launch_no": row.launch_no, "heard": now - LAG_S, "first_step": first}
-    return connection.execute(_BEHIND, key).first() is not None
+    if first < 0:
+        return False
+    key = {"run_id": row.run_id, "launch_no": row.launch_no}
+    behind = {**key, "heard": now - LAG_S, "first_step": first, "ending": row.session if ends else ""}
+    return any(
+        connection.execute(query, values).first() is not None
+        for query, values in ((_BEHIND, behind), (_LACKS_RANK, key))
+    )
 
 
 def find_overdue(connection: Connection, now: float) -> list[tuple[int, int]]:

@@ -68,6 +68,11 @@ NO_REMINDER_S = 1e12
 
 # Built once: they run twice a second, and mostly return nothing.
 _HAS_MESSAGES_TO_COME = incident.c.notifications_done.is_(False)
+_EFFECT = incident.alias("effect")
+_RUNS_OF_EFFECTS = select(_EFFECT.c.run_id).where(
+    _EFFECT.c.notifications_done.is_(False), _EFFECT.c.rule.in_(causes.CAUSES_OF)
+)
+_MAY_BE_CAUSE = and_(incident.c.run_id.in_(_RUNS_OF_EFFECTS), incident.c.rule.in_(causes.CAUSE_RULES))
 
 
 def _incidents(run_id: ColumnElement[int]) -> Select[Any]:
@@ -77,6 +82,7 @@ def _incidents(run_id: ColumnElement[int]) -> Select[Any]:
 
 
 _INCIDENTS = _incidents(incident.c.run_id)
+_OVER = _INCIDENTS.where(incident.c.state != "open")  # all that is to be done without an endpoint
 _RUN_ID = bindparam("run_id", type_=BigInteger)
 _LOCKED = _incidents(_RUN_ID).where(incident.c.run_id == _RUN_ID).with_for_update(of=incident, skip_locked=True)
 
@@ -120,13 +126,14 @@ def plan_deliveries(
     Those of one run are locked, without those that another transaction has locked: the next round plans them.
     """
     query, is_of_run = (_INCIDENTS, true()) if run_id is None else (_LOCKED, incident.c.run_id == run_id)
+    if run_id is None and not endpoints.enabled_endpoints(connection):
+        query = _OVER
     rows = connection.execute(query, {} if run_id is None else {"run_id": run_id}).mappings().all()
     if not rows:
         return []
     targets = endpoints.enabled_endpoints(connection)
-    cause_rows = _cause_rows(connection, rows)
-    is_read = or_(_HAS_MESSAGES_TO_COME, incident.c.incident_id.in_([row["incident_id"] for row in cause_rows]))
-    deliveries = _deliveries(connection, and_(is_of_run, is_read))
+    cause_rows = _cause_rows(connection, rows, is_of_run)
+    deliveries = _deliveries(connection, and_(is_of_run, or_(_HAS_MESSAGES_TO_COME, _MAY_BE_CAUSE)))
     active = silences.active_silences(connection, now)
     read = {row["incident_id"]: row for row in (*rows, *cause_rows)}
     silenced = silences.silenced_members_by_incident(connection, list(read.values()), active)
@@ -177,15 +184,16 @@ def _by_run(rows: Sequence[RowMapping], muted: frozenset[str]) -> Mapping[int, S
     return found
 
 
-def _cause_rows(connection: Connection, rows: Sequence[RowMapping]) -> list[RowMapping]:
+def _cause_rows(connection: Connection, rows: Sequence[RowMapping], is_of_run: ColumnElement[bool]) -> list[RowMapping]:
     """Return the incidents that may explain some of these: with messages to come, or that the run ended on.
 
     None is locked or skipped: an incident that another transaction locks explains others as it was before.
     """
-    run_ids = {row["run_id"] for row in rows if row["rule"] in causes.CAUSES_OF}
-    is_needed = or_(_HAS_MESSAGES_TO_COME, incident.c.state == "ended")
-    is_cause = and_(incident.c.run_id.in_(run_ids), incident.c.rule.in_(causes.CAUSE_RULES), is_needed)
-    return list(connection.execute(select(incident).where(is_cause)).mappings()) if run_ids else []
+    if all(row["rule"] not in causes.CAUSES_OF for row in rows):
+        return []
+    # Not "= ended": SQLite would read all of the store that ended.
+    is_needed = or_(_HAS_MESSAGES_TO_COME, incident.c.state.not_in(("open", "resolved")))
+    return list(connection.execute(select(incident).where(is_of_run, _MAY_BE_CAUSE, is_needed)).mappings())
 
 
 def compose_drafts(

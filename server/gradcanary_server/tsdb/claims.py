@@ -2,7 +2,7 @@
 
 A claim saves work and protects nothing: a plan is stored only if its streams are as they were when it was made. So a
 collector whose lease ran out meanwhile does no harm. A row outlives a collector that was killed, and names the runs
-whose work it left. SQLite has one collector, which claims nothing.
+whose work it left. SQLite has one collector, which claims nothing and remembers what it left.
 """
 
 import secrets
@@ -56,11 +56,12 @@ class Claims:
         self._database = database
         self._holder = secrets.token_hex(16)
         self._claimed_at = 0.0
+        self._unfinished: set[int] = set()  # of SQLite
 
     def left_over(self, connection: Connection) -> Sequence[int]:
         """Return the runs whose work was left unfinished, by this collector or by one whose lease ran out."""
         if self._database.has_one_writer:
-            return ()
+            return sorted(self._unfinished)
         return connection.scalars(select(compaction_claim.c.run_id).where(self._is_free(connection))).all()
 
     @contextmanager
@@ -70,7 +71,10 @@ class Claims:
         After an error they stay claimed: this collector takes them again, or another one after the lease.
         """
         if self._database.has_one_writer:
-            yield Claim(runs)
+            self._unfinished.update(runs)
+            claim = Claim(runs)
+            yield claim
+            self._unfinished -= set(runs) - claim.unfinished
             return
         with self._database.write() as connection:
             claim = Claim(self._insert(connection, runs))

@@ -14,10 +14,11 @@ from gradcanary_server.storage.prepared import Prepared
 
 @dataclass
 class Asked:
-    """The statements of a block, and the rows that they returned or changed."""
+    """The statements of a block, the rows that they returned or changed, and the most parameters of one."""
 
     statements: int = 0
     rows: int = 0
+    parameters: int = 0
 
 
 @contextmanager
@@ -29,8 +30,9 @@ def counted(database: Database) -> Iterator[Asked]:
         asked.rows += 1
         return row
 
-    def before(_connection: object, cursor: Any, *_others: object) -> None:
+    def before(_connection: object, cursor: Any, _statement: str, parameters: Any, *_others: object) -> None:
         asked.statements += 1
+        asked.parameters = max(asked.parameters, len(parameters))
         if isinstance(cursor, sqlite3.Cursor):  # it does not know how many rows there are
             cursor.row_factory = returned
 

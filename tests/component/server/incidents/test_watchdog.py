@@ -552,12 +552,17 @@ def test_many_runs_that_are_silent_at_once_are_each_looked_at_alone(archive, mon
             archive.watchdog.listen()
         with counted(archive.database) as asked:
             archive.watchdog.look()
+        ahead[0] += ROUND_S
+        archive.watchdog.listen()
+        with counted(archive.database) as later:
+            archive.watchdog.look()
         with archive.database.read() as connection:
             assert len(connection.scalars(select(incident.c.run_id)).all()) == count
-        return asked.rows
+        return asked.rows, later.rows
 
-    few, many = rows(3), rows(30)
+    (few, few_later), (many, many_later) = rows(3), rows(30)
     assert many <= 10 * few
+    assert many_later == few_later, "a run that was killed is not looked at for ever"
 
 
 def test_the_state_of_a_run_is_read_in_a_row_whatever_the_number_of_its_ranks(archive):

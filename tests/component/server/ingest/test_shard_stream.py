@@ -587,3 +587,54 @@ def test_what_completes_no_step_reads_no_other_rank(archive, what):
         return asked.rows
 
     assert rows(24) == rows(3)
+
+
+@pytest.mark.parametrize("last", ["no hello", "no layers"])
+def test_a_launch_that_lacks_a_rank_reads_none_of_the_others(archive, clock, last):
+    """Until that rank counts as lost all others send, and their batches wait."""
+
+    def rows(ranks):
+        archive.clear()
+        archive.ingest.merge_overdue()
+        part = Part(streams.healthy(4, LAYERS), rank=0, world_size=ranks + 1)
+        for rank in range(ranks):
+            archive.ingest.hello(RUN, f"r{rank}", wire.dump(part.hello(rank=rank)))
+            archive.ingest.batch(RUN, f"r{rank}", 0, wire.dump(part.batch(0, 1, change_records=True)))
+        if last == "no layers":
+            archive.ingest.hello(RUN, f"r{ranks}", wire.dump(part.hello(rank=ranks, sharded=None, layer_sets=())))
+        before = asked(part, 1)
+        clock(LAG_S + BACKOFF_S)
+        for rank in range(ranks):
+            beat(archive, rank)
+        archive.compactor.compact()
+        assert step(archive) == 0, "it is lost"
+        return before, asked(part, 2)
+
+    def asked(part, seq):
+        with counted(archive.database) as found:
+            archive.ingest.batch(RUN, "r0", seq, wire.dump(part.batch(seq, seq + 1)))
+            beat(archive, 0)
+        return found.rows
+
+    assert rows(24) == rows(3)
+
+
+def test_an_end_reads_no_other_rank(archive):
+    """All ranks end at once."""
+
+    def rows(ranks):
+        archive.clear()
+        archive.ingest.merge_overdue()
+        part = Part(streams.healthy(2, LAYERS), rank=0, world_size=ranks)
+        for rank in range(ranks):
+            archive.ingest.hello(RUN, f"r{rank}", wire.dump(part.hello(rank=rank)))
+        for rank in range(ranks):
+            archive.ingest.batch(RUN, f"r{rank}", 0, wire.dump(part.batch(0, 2, change_records=True)))
+        with counted(archive.database) as asked:
+            archive.ingest.end(RUN, "r1", wire.dump(wire.End("finished", None, None)))
+        for rank in range(ranks):
+            archive.ingest.end(RUN, f"r{rank}", wire.dump(wire.End("crashed" if rank == 2 else "finished", None, None)))
+        assert archive.read(lambda _, run: (run.ended, run.step)) == ("crashed", 1)
+        return asked.rows
+
+    assert rows(24) == rows(3)

@@ -1,17 +1,20 @@
 """Messages that somebody wants sent once more, in the tables: what it changes, and what it does not."""
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from gradcanary_server.api import endpoints as api_endpoints
 from gradcanary_server.errors import RequestError
+from gradcanary_server.incidents import silences
+from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify import endpoints as notify_endpoints
 from gradcanary_server.notify import outbox
 from gradcanary_server.notify.planner import DeliveryKey, Enqueue, Expire
 from gradcanary_server.notify.sender import Attempt
 from gradcanary_server.notify.webhook import TransportError
 from gradcanary_server.rules.config import Pace
-from gradcanary_server.storage.schema import attempt, delivery, endpoint, incident
+from gradcanary_server.storage.schema import PAGE_RUNS, attempt, delivery, endpoint, incident, run
+from support.server.asked import counted
 from support.server.transitions import fired
 
 PACE = Pace(wait_s=0.0, interval_s=900.0)
@@ -254,3 +257,35 @@ def test_an_incident_that_ended_before_its_first_message_arrived_is_not_told(tol
     expire(connection, now)
     connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered"))
     assert [type(step).__name__ for step in seal(connection, now + 1000)] == ["MarkDone"]
+
+
+def test_without_an_endpoint_what_is_open_is_not_read(store):
+    def rows():
+        with store.database.read() as connection, counted(store.database) as asked:
+            assert outbox.plan_deliveries(connection, PACE, store.database.now(connection) + 1) == []
+        return asked.rows
+
+    store.record(fired(0))
+    few = rows()
+    store.record(fired(0, rule="explosion"), fired(1, rule="vanished"))
+    assert rows() == few
+
+
+def test_no_statement_names_all_runs_that_messages_are_to_come_of(told, store):
+    """A database takes so many parameters of a statement and no more: then no message would be sent again."""
+    connection, now = told
+    [known] = connection.execute(select(incident)).mappings()
+    [of] = connection.execute(select(run)).mappings()
+    numbers = range(2, PAGE_RUNS + 100)
+    connection.execute(insert(run), [{**of, "run_id": number, "name": f"run-{number}"} for number in numbers])
+    both = [
+        {**known, "run_id": each, "incident_id": 2 * each, "rule": "explosion", "opened_step": 1} for each in numbers
+    ]
+    both += [{**known, "run_id": number, "incident_id": 2 * number + 1} for number in numbers]
+    connection.execute(insert(incident), both)
+    silences.create_silence(connection, Silence(0, "other", None, None, now, now + 900.0, "ada", ""))
+    with counted(store.database) as asked:
+        steps = outbox.plan_deliveries(connection, PACE, now)
+    found = [step.key.incident_id for step in steps if isinstance(step, Enqueue)]
+    assert found == [1, *(each["incident_id"] for each in sorted(both, key=lambda each: each["incident_id"]))]
+    assert asked.parameters <= PAGE_RUNS

@@ -300,3 +300,16 @@ def test_a_batch_that_cannot_be_read_holds_up_no_other_session(archive, caplog):
     assert "_seal of" in caplog.text
     with archive.database.read() as connection:
         assert set(connection.scalars(select(batch.c.session))) == {"broken"}
+
+
+def test_a_rollup_that_failed_once_is_made_in_the_next_round(archive, small_tiles, caplog):
+    archive.compactor.compact()  # only its first round looks at all runs
+    archive.send("s", stream(np.random.default_rng(6), 300, 0, 1), 100, end="finished")
+    with small_tiles.context() as patched:
+        patched.setattr(compaction, "plan_rollup", lambda *_: [][0])
+        archive.compactor.compact()
+    assert "_roll_up of" in caplog.text
+    archive.compactor.compact()
+    run_id = archive.read(lambda _, run: run.run_id)
+    with archive.database.read() as connection:
+        assert not compaction.rollup_candidates(connection, [run_id])
