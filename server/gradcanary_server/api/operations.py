@@ -87,12 +87,17 @@ async def healthz() -> Health:
 
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
 def readyz(services: ServicesDep) -> JSONResponse:
-    """Answer 200 if the database, its tables and each loop, or each worker, work, else 503 with the reasons."""
+    """Answer 200 if the database, its tables and each loop, or each worker, work, else 503 with the reasons.
+
+    Also 200 while a node of a cluster is away, with its name.
+    """
     board = services.board
     parts = {loop.name: loop.health() or OK for loop in services.loops} if board is None else board.checks()
     checks = {**_check_store(services.database), **parts}
     is_ready = set(checks.values()) == {OK}
     status = "ready" if is_ready else "not ready"
+    if (missing := services.database.missing()) is not None:  # the runs of the other nodes are served
+        checks["nodes"] = missing
     headers = {} if is_ready else {"Retry-After": "2"}
     return JSONResponse({"status": status, "checks": checks}, 200 if is_ready else 503, headers)
 

@@ -45,7 +45,12 @@ NO_COORDINATOR = (
     "SELECT citus_set_coordinator_host('HOST', PORT); before."
 )
 
-NODE_SETTINGS = {"lock_timeout": "5s", "statement_timeout": "30s", "idle_in_transaction_session_timeout": "60s"}
+NODE_SETTINGS = {
+    "lock_timeout": "5s",
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "60s",
+    "citus.node_connection_timeout": "2s",
+}
 """Of connections between nodes, to which a session's settings do not go; as storage/postgresql.py has them."""
 
 _EXTENSION = text("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
