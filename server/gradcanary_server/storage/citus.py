@@ -95,10 +95,15 @@ def distribute(connection: Connection) -> list[str]:
 
 
 def set_up_nodes(connection: Connection) -> None:
-    """Limit the statements that nodes send each other, as those of a collector are; for new connections."""
+    """Limit the statements that nodes send each other, as those of a collector are; for new connections.
+
+    Raises StoreUnavailable if a node does not answer.
+    """
     database = connection.exec_driver_sql("SELECT quote_ident(current_database())").scalar_one()
     for name, value in NODE_SETTINGS.items():
-        _each_node(connection, f"ALTER DATABASE {database} SET {name} = '{value}'")
+        for row in _on_nodes(connection, f"ALTER DATABASE {database} SET {name} = '{value}'"):
+            if not row.success:
+                raise StoreUnavailable(f"Node {row.nodeid} of the cluster failed: {row.result}")
 
 
 def check_nodes(connection: Connection) -> None:
@@ -109,20 +114,6 @@ def check_nodes(connection: Connection) -> None:
                 f"Node {row.nodeid} of the cluster has synchronous_commit = off: a failure of its power would lose "
                 "what was acknowledged. Set it to on there."
             )
-
-
-def size(connection: Connection) -> int:
-    """Return the bytes of the store on all nodes."""
-    return sum(map(int, _each_node(connection, "SELECT pg_database_size(current_database())")))
-
-
-def _each_node(connection: Connection, command: str) -> list[str]:
-    """Return the result of a command on each node; raises StoreUnavailable."""
-    found = _on_nodes(connection, command)
-    for row in found:
-        if not row.success:
-            raise StoreUnavailable(f"Node {row.nodeid} of the cluster failed: {row.result}")
-    return [row.result for row in found]
 
 
 def _on_nodes(connection: Connection, command: str) -> Sequence[Row[Any]]:

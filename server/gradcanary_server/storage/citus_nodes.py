@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.sql import visitors
+from sqlalchemy.sql import operators, visitors
 
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.errors import NodeUnavailable
@@ -53,6 +53,12 @@ _CHECK = text("SELECT citus_check_connection_to_node(:host, :port)")
 _SHARDS = text(
     "SELECT CAST(shardmaxvalue AS integer), groupid FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) "
     "WHERE logicalrelid = CAST('run' AS regclass) ORDER BY 1"
+)
+_OWN_SIZE = text("SELECT pg_database_size(current_database())")
+_SIZES = text(
+    "SELECT CAST(coalesce(sum(CAST(result AS bigint)), 0) AS bigint) "
+    "FROM master_run_on_worker(CAST(:hosts AS text[]), CAST(:ports AS int[]), CAST(:commands AS text[]), true) "
+    "WHERE success"
 )
 _SET_UP = f"SET citus.node_connection_timeout = {CONNECT_MS}; SET citus.max_cached_conns_per_worker = 0"
 _RUN_IDS = select(run_name.c.run_id).distinct()
@@ -92,6 +98,7 @@ class Nodes(BackgroundLoop):
         """``probing`` has a connection of its own, whose settings it changes."""
         super().__init__("nodes", logger)
         self._probing = probing.execution_options(isolation_level="AUTOCOMMIT")
+        self._nodes: tuple[Node, ...] = ()
         self._away: Away | None = None
         self._missing: str | None = None
         event.listen(engine, "before_execute", self._guard, retval=True)
@@ -106,12 +113,21 @@ class Nodes(BackgroundLoop):
         away = self._away
         return away is not None and bool(away.holds([run_id])[0])
 
+    def size(self, connection: Connection) -> int:
+        """Return the bytes of the store on all nodes that answer."""
+        silent = () if self._away is None else self._away.nodes
+        nodes = [node for node in self._nodes if node not in silent]
+        hosts, ports = [node.host for node in nodes], [node.port for node in nodes]
+        sizes = {"hosts": hosts, "ports": ports, "commands": [str(_OWN_SIZE)] * len(nodes)}
+        own, others = connection.execute(_OWN_SIZE), connection.execute(_SIZES, sizes)
+        return int(own.scalar_one()) + int(others.scalar_one())
+
     def look(self) -> None:
         """Ask each node for an answer."""
         with translated(), self._probing.connect() as connection:
             connection.exec_driver_sql(_SET_UP)
-            nodes = [Node(*row) for row in connection.execute(_NODES)]
-            silent = tuple(node for node in nodes if not _answers(connection, node))
+            self._nodes = tuple(Node(*row) for row in connection.execute(_NODES))
+            silent = tuple(node for node in self._nodes if not _answers(connection, node))
             if not silent:
                 self._away = self._missing = None
                 return
@@ -161,7 +177,8 @@ def _named_runs(connection: Connection, statement: Executable, given: Given) -> 
             yield run_id
     for element in visitors.iterate(statement):  # type: ignore[arg-type]
         left, right = getattr(element, "left", None), getattr(element, "right", None)
-        if isinstance(right, BindParameter) and getattr(left, "name", None) == "run_id":
+        is_named = getattr(element, "operator", None) in (operators.eq, operators.in_op)
+        if is_named and isinstance(right, BindParameter) and getattr(left, "name", None) == "run_id":
             value = given.get(right.key, right.effective_value)
             yield from [value] if isinstance(value, int) else value
 

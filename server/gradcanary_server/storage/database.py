@@ -219,8 +219,8 @@ class Database:
 
     def size(self, connection: Connection) -> int:
         if self._dialect == "postgresql":
-            if citus.is_spread(connection):
-                return citus.size(connection)
+            if self.nodes is not None:
+                return self.nodes.size(connection)
             return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
         files = (_file(self._engine, suffix) for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())

@@ -72,6 +72,7 @@ _CITUS_AWAY = (
     "connection marked as essential",
     "could not commit transaction",
     "connection to the remote node",
+    "connections to the node",
     "node of the cluster",
 )
 """Parts of what Citus says of a node that is away, and postgresql.LimitedConnection."""
