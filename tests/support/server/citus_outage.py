@@ -27,7 +27,7 @@ from support.collectors import Collector
 from support.server.citus_kills import acknowledged, answers, difference, stream_of
 from support.streams import Session
 
-TOGETHER, PAUSE_S, BEFORE_S = 5, 0.25, 5.0
+TOGETHER, BEFORE_S = 5, 5.0
 READ = ("/readyz", "/metrics", "/api/v1/runs", "/api/v1/incidents", "/api/v1/storage", "/api/v1/incidents/1")
 ACK_S, ANSWER_S = 1.0, 10.0
 OF_RUNS = """
@@ -40,7 +40,7 @@ JOIN pg_dist_node USING (groupid)
 class Watch:
     """All answers of a collector by path: when they came, their status and how long they took."""
 
-    def __init__(self, url: str, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, url: str, pause_s: float) -> None:
         self.url = url
         self.pause_s = pause_s
         self.acks: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -119,7 +119,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         collector = Collector(Path(folder) / "cluster", db=given.db).start()
         try:
-            watch = Watch(collector.url)
+            watch = Watch(collector.url, pause_s=given.seconds / 40)
             away, back, done = outage(watch, names, given)
             wrong = compare(collector, names, Path(folder) / "alone")
         finally:
