@@ -113,6 +113,10 @@ class Nodes(BackgroundLoop):
         away = self._away
         return away is not None and bool(away.holds([run_id])[0])
 
+    def close(self) -> None:
+        """Close the connection by which nodes are asked."""
+        self._probing.dispose()
+
     def size(self, connection: Connection) -> int:
         """Return the bytes of the store on all nodes that answer."""
         silent = () if self._away is None else self._away.nodes

@@ -252,6 +252,8 @@ class Database:
         if self._dialect == "postgresql":
             from gradcanary_server.storage.postgresql import close_engine
 
+            if self.nodes is not None:
+                self.nodes.close()
             close_engine(self._engine)
             return
         with nullcontext() if self.health() is None else sqlite.without_close_checkpoint(self._engine):
