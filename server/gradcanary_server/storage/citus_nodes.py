@@ -161,11 +161,12 @@ class Nodes(BackgroundLoop):
         """Fail for a run of a node that does not answer, and leave its runs out of a query about all."""
         away = self._away
         if away is not None and any(element in _OF_RUNS for element in visitors.iterate(statement)):  # type: ignore[arg-type]
-            named = [run_id for given in (many or [one]) for run_id in _named_runs(connection, statement, given)]
-            if not named and isinstance(statement, SelectBase):
-                return _restricted(statement, away, connection), many, one
-            if not named or away.holds(named).any():
+            named = {run_id for given in (many or [one]) for run_id in _named_runs(connection, statement, given)}
+            is_query = isinstance(statement, SelectBase)
+            if away.holds([*named]).any() or not (named or is_query):
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
+            if is_query and len(named) != 1:  # of several runs Citus asks each node of a table that is joined
+                return _restricted(statement, [*named] or _runs_here(connection, away)), many, one
         return statement, many, one
 
 
@@ -187,14 +188,17 @@ def _named_runs(connection: Connection, statement: Executable, given: Given) -> 
             yield from [value] if isinstance(value, int) else value
 
 
-def _restricted(statement: SelectBase, away: Away, connection: Connection) -> SelectBase:
-    """Return a query about all runs with those of the other nodes only."""
+def _runs_here(connection: Connection, away: Away) -> list[int]:
     run_ids = connection.scalars(_RUN_IDS).all()
-    here = [run_id for run_id, is_lost in zip(run_ids, away.holds(run_ids), strict=True) if not is_lost]
+    return [run_id for run_id, is_lost in zip(run_ids, away.holds(run_ids), strict=True) if not is_lost]
+
+
+def _restricted(statement: SelectBase, run_ids: list[int]) -> SelectBase:
+    """Return a query with these runs only, named for each of its tables."""
 
     def restrict(query: Select[Any]) -> None:
         columns = [column for each in query.get_final_froms() for column in _run_columns(each)]
-        conditions = tuple(column == any_(literal(here, ARRAY(BigInteger))) for column in columns)
+        conditions = tuple(column == any_(literal(run_ids, ARRAY(BigInteger))) for column in columns)
         query._where_criteria += conditions  # noqa: SLF001 -- where() returns another one, and this is a clone
 
     return visitors.cloned_traverse(statement, {}, {"select": restrict})

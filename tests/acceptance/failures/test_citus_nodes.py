@@ -58,7 +58,8 @@ def collector(tmp_path, db):
 def begin(collector, number):
     session = streams.Session(collector.url, run=f"run-{number}")
     session.put_hello(STREAM.hello()).raise_for_status()
-    session.post_batch(0, STREAM.batch(0, 200)).raise_for_status()
+    for seq in range(5):
+        session.post_batch(seq, STREAM.batch(60 * seq, 60 * seq + 60)).raise_for_status()
     return session
 
 
@@ -68,7 +69,7 @@ def runs_of_node(db):
 
 
 def listed(answer):
-    return {run["name"] for run in answer.raise_for_status().json()["runs"]}
+    return {run["run"] for run in answer.raise_for_status().json()["runs"]}
 
 
 def missing(collector):
@@ -88,7 +89,7 @@ def test_the_runs_of_the_other_nodes_are_served(collector, db, silence):
         said = eventually(lambda: missing(collector))
         assert said == f"node 127.0.0.1:6502 does not answer: {len(lost)} runs"
         for name, session in sessions.items():
-            answers = [session.post_batch(1, STREAM.batch(200, 400)), collector.get(f"/api/v1/runs/{name}")]
+            answers = [session.post_batch(5, STREAM.batch(300, 400)), collector.get(f"/api/v1/runs/{name}")]
             answers += [collector.get(f"/api/v1/incidents/{each['id']}") for each in incidents if each["run"] == name]
             assert {answer.status_code for answer in answers} == {503 if name in lost else 200}
             assert all(said in answer.text for answer in answers if name in lost)
@@ -108,5 +109,5 @@ def test_the_runs_of_the_other_nodes_are_served(collector, db, silence):
     assert listed(answer) == sessions.keys() | new
     assert "gradcanary-missing" not in answer.headers
     for name in lost:
-        sessions[name].post_batch(1, STREAM.batch(200, 400)).raise_for_status()
+        sessions[name].post_batch(5, STREAM.batch(300, 400)).raise_for_status()
     assert "Traceback" not in "".join(collector.output)
