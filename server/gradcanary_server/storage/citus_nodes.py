@@ -162,10 +162,11 @@ class Nodes(BackgroundLoop):
         away = self._away
         if away is not None and any(element in _OF_RUNS for element in visitors.iterate(statement)):  # type: ignore[arg-type]
             named = {run_id for given in (many or [one]) for run_id in _named_runs(connection, statement, given)}
-            is_query = isinstance(statement, SelectBase)
-            if away.holds([*named]).any() or not (named or is_query):
+            if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
-            if is_query and len(named) != 1:  # of several runs Citus asks each node of a table that is joined
+            if (
+                isinstance(statement, SelectBase) and len(named) != 1
+            ):  # of several runs Citus asks each node of a table that is joined
                 return _restricted(statement, [*named] or _runs_here(connection, away)), many, one
         return statement, many, one
 

@@ -28,7 +28,7 @@ def compose():
 def read_compose(name):
     """Return the file as Compose reads it: what is unknown or of a wrong kind is an error."""
     merged = yaml.safe_load((ROOT / name).read_text())  # Compose knows "<<", this reader does not
-    read = PyCompose.from_yaml(yaml.safe_dump(merged))
+    read = PyCompose.from_yaml(yaml.safe_dump(merged, sort_keys=False))
     read.validate()
     return read.to_dict()
 
