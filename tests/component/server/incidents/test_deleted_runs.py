@@ -188,14 +188,14 @@ def test_an_end_that_waited_a_month_for_its_endpoint_goes_with_the_next_deletion
     with delivering(store):
         store.database.wait(GATHERED_S)
         receiver.wait(1)
-    with store.database.write() as connection:
-        endpoints.disable_endpoint(connection, 1, store.database.now(connection), "asked for", "api")
-    delete(store)
-    api_runs.drop_old_messages(store.database)
-    assert [row.kind for row in store.rows(select(delivery))] == ["ended"]
-    store.database.wait(FINAL_WAIT_S + PACE.interval_s)
-    api_runs.drop_old_messages(store.database)
-    assert store.rows(select(delivery)) == []
+        with store.database.write() as connection:
+            endpoints.disable_endpoint(connection, 1, store.database.now(connection), "asked for", "api")
+        delete(store)
+        api_runs.drop_old_messages(store.database)
+        assert [row.kind for row in store.rows(select(delivery))] == ["ended"]
+        store.database.wait(FINAL_WAIT_S + PACE.interval_s)
+        api_runs.drop_old_messages(store.database)
+        assert store.rows(select(delivery)) == []
 
 
 def test_an_end_that_is_under_way_is_not_told_twice(new_store, receiver_factory):
