@@ -88,7 +88,7 @@ def create_app(settings: Settings, board: WorkerBoard | None = None) -> FastAPI:
     # An attacker's DNS brings no token along: with tokens every name is fine.
     names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
-    app.add_middleware(SecurityHeaders)
+    app.add_middleware(SecurityHeaders, missing=app.state.services.database.missing)
     errors.install(app)
     for routes in ROUTES:
         app.include_router(routes.router)
@@ -145,6 +145,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.loops[:] = dispatcher, services.compactor, services.watchdog
         if database.has_one_writer:
             services.loops.append(Checkpointer(database))
+        if database.nodes is not None:
+            services.loops.append(database.nodes)
         app.state.ingest_threads = ingest.create_threads()  # again at each start: the end shut them down
         for loop in services.loops:
             loop.start()
@@ -165,6 +167,7 @@ def prepare_store(services: Services) -> None:
     """Migrate the store, and write the rules, the endpoints and the first tokens of this collector to it."""
     database = services.database
     database.migrate()
+    database.watch_nodes()
     services.ingest.rule_versions.begin()
     services.endpoint_lines[:] = configured_endpoints.sync_configured(database, services.configured)
     is_first = services.board is None  # a worker's parent did it, and is the one that prints them

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gradcanary_server.errors import StoreUnavailable
+from gradcanary_server.errors import NodeUnavailable, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ class OutageLog:
         """Return True if a round failed because the store is away for now."""
         self._lasts, lasted = isinstance(error, StoreUnavailable), self._lasts
         self.reason = str(error) if self._lasts else f"{type(error).__name__}: the log says where."
+        if isinstance(error, NodeUnavailable):  # the next round leaves out the runs of this node
+            self.reason = None
         if self._lasts and not lasted:
             self._logger.warning("%s: %s Trying again until it is back.", self._name, error)
         return self._lasts

@@ -8,6 +8,7 @@ CollectorError              for the operator: the message says what to do
   ScheduleError             a schedule of a learning rate that cannot be used
   RequestError              for the client: becomes ``{"error": {"code", "message", "field"}}``
     StoreUnavailable        the store is locked, full or away for now: 503, the client tries again
+      NodeUnavailable       only a node of its cluster is away: other runs are served
 """
 
 import re
@@ -59,6 +60,10 @@ class StoreUnavailable(RequestError):  # noqa: N818 -- a state of the store, and
 
     def __init__(self, message: str) -> None:
         super().__init__(503, "unavailable", message, retry_after_s=2)
+
+
+class NodeUnavailable(StoreUnavailable):
+    """A node of the store's cluster is away for now: the runs of the other nodes are served."""
 
 
 def invalid(message: str, field: str | None = None) -> RequestError:

@@ -18,6 +18,39 @@ from support.postgres import Server
 
 WAIT_S = 60
 
+STAND_IN = """
+CREATE TABLE pg_dist_partition (logicalrelid regclass, partkey text, beside text);
+CREATE TABLE pg_dist_node (nodeid int, groupid int, setting text, nodename text DEFAULT '127.0.0.1', nodeport int,
+    isactive bool DEFAULT true, noderole text DEFAULT 'primary');
+CREATE TABLE pg_dist_shard (logicalrelid regclass, shardid int, shardmaxvalue text);
+CREATE TABLE pg_dist_placement (shardid int, groupid int);
+CREATE TABLE silent (port int);
+CREATE TABLE emptied (name regclass);
+CREATE TABLE told (command text);
+GRANT SELECT ON pg_dist_partition, pg_dist_node, pg_dist_shard, pg_dist_placement, silent, emptied, told TO PUBLIC;
+CREATE FUNCTION create_distributed_table(table_name regclass, distribution_column text,
+    distribution_type text DEFAULT 'hash', colocate_with text DEFAULT 'default', shard_count int DEFAULT NULL)
+    RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO pg_dist_partition VALUES ($1, $2, $4)';
+CREATE FUNCTION citus_add_local_table_to_metadata(table_name regclass, cascade_via_foreign_keys bool DEFAULT false)
+    RETURNS void LANGUAGE sql SECURITY DEFINER AS $$INSERT INTO pg_dist_partition VALUES ($1, NULL, 'kept')$$;
+CREATE FUNCTION truncate_local_data_after_distributing_table(function_name regclass)
+    RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO emptied VALUES ($1)';
+CREATE FUNCTION run_command_on_all_nodes(command text, parallel bool DEFAULT true,
+    give_warning_for_connection_errors bool DEFAULT false, OUT nodeid int, OUT success bool, OUT result text)
+    RETURNS SETOF record LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+    IF command LIKE 'ALTER%' THEN INSERT INTO told VALUES (command); END IF;
+    RETURN QUERY SELECT node.nodeid, true, node.setting FROM pg_dist_node AS node;
+    END$$;
+CREATE FUNCTION citus_check_connection_to_node(nodename text, nodeport int DEFAULT 5432)
+    RETURNS bool LANGUAGE sql AS 'SELECT NOT EXISTS (SELECT FROM silent WHERE port = $2)';
+CREATE FUNCTION master_run_on_worker(worker_name text[], port int[], command text[], parallel bool,
+    OUT node_name text, OUT node_port int, OUT success bool, OUT result text) RETURNS SETOF record LANGUAGE sql
+    AS $$SELECT *, true, '1000' FROM unnest($1, $2)$$;
+SET allow_system_table_mods = on;
+INSERT INTO pg_extension SELECT 9999, 'citus', extowner, extnamespace, false, '13.0-1' FROM pg_extension LIMIT 1;
+"""
+"""With the names and types of Citus' own tables and functions, of a superuser, for a database without Citus."""
+
 
 class Cluster(Server):
     """A cluster, in the place of a server of the tests' own; it is not started, stopped or looked into."""

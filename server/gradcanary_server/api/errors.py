@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from gradcanary_server.api.http import SECURITY_HEADERS
-from gradcanary_server.errors import RequestError
+from gradcanary_server.errors import NodeUnavailable, RequestError
 
 METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
 """The methods of all routes."""
@@ -61,7 +61,12 @@ def error_response(error: RequestError, **headers: str) -> JSONResponse:
 
 
 async def _answer_refusal(request: Request, error: Exception) -> JSONResponse:
-    return error_response(error) if isinstance(error, RequestError) else await _answer_failure(request, error)
+    if not isinstance(error, RequestError):
+        return await _answer_failure(request, error)
+    missing = request.app.state.services.database.missing()
+    if missing is not None and error.code in ("unknown_incident", "unknown_delivery"):  # of a run that is missing?
+        error = NodeUnavailable(f"A part of the database is away, and this may be there: {missing}.")
+    return error_response(error)
 
 
 async def _answer_unrouted(request: Request, error: Exception) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import quote
 
 from fastapi.concurrency import run_in_threadpool
@@ -16,6 +17,9 @@ from gradcanary_server.auth import policy
 from gradcanary_server.auth.gate import AccessControl, address_of, path_of
 from gradcanary_server.auth.policy import Principal
 from gradcanary_server.errors import RequestError
+
+MISSING = b"gradcanary-missing"
+"""The header of an answer that may lack runs: the nodes of the cluster that do not answer."""
 
 
 class Access:
@@ -69,10 +73,11 @@ def _refusal(request: Request, error: RequestError) -> Response:
 
 
 class SecurityHeaders:
-    """Adds the security headers that an answer does not set itself."""
+    """Adds the security headers that an answer does not set itself, and MISSING while ``missing`` returns nodes."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, missing: Callable[[], str | None]) -> None:
         self.app = app
+        self.missing = missing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +88,8 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
                 added = [*_HEADERS, *_TLS_HEADERS] if _is_on_tls_port(scope) else _HEADERS
+                if (missing := self.missing()) is not None:
+                    added = [*added, (MISSING, missing.encode())]
                 message["headers"] = [*message["headers"], *(header for header in added if header[0] not in present)]
             await send(message)
 

@@ -90,6 +90,7 @@ def readyz(services: ServicesDep) -> JSONResponse:
     """Answer 200 if the database, its tables and each loop work, else 503 with the reasons.
 
     Of several workers the one that answers has to work. The others are told only: connections reach those that live.
+    A node of a cluster that is away is named, and the others are served.
     """
     board = services.board
     parts = {loop.name: loop.health() or OK for loop in services.loops} if board is None else board.checks()
@@ -97,6 +98,8 @@ def readyz(services: ServicesDep) -> JSONResponse:
     others = () if board is None else board.others()
     is_ready = {said for name, said in checks.items() if name not in others} == {OK}
     status = "ready" if is_ready else "not ready"
+    if (missing := services.database.missing()) is not None:  # the runs of the other nodes are served
+        checks["nodes"] = missing
     headers = {} if is_ready else {"Retry-After": "2"}
     return JSONResponse({"status": status, "checks": checks}, 200 if is_ready else 503, headers)
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -20,13 +21,13 @@ from gradcanary_server.api.models import Gap, RunList, RunShape, RunState, RunSu
 from gradcanary_server.api.run_reader import ReaderDep
 from gradcanary_server.api.services import ServicesDep
 from gradcanary_server.clock import timestamp
-from gradcanary_server.errors import invalid
+from gradcanary_server.errors import StoreUnavailable, invalid
 from gradcanary_server.incidents import liveness, service
 from gradcanary_server.incidents.liveness import RunStatus, session_state
 from gradcanary_server.notify import outbox
 from gradcanary_server.rules.config import Collapse, Rules, Silent
 from gradcanary_server.storage import runs as run_store
-from gradcanary_server.storage.database import Record
+from gradcanary_server.storage.database import Database, Record
 from gradcanary_server.storage.pagination import PageOrder
 from gradcanary_server.storage.schema import contains, launch, layer, run, session
 from gradcanary_server.tsdb import metric_index
@@ -186,6 +187,18 @@ def delete_run(services: ServicesDep, run: str) -> None:
     database, url = services.database, services.settings.public_url
     with database.write() as connection:
         end_and_delete(connection, run, services.rules, url, database.now(connection))
+    with suppress(StoreUnavailable):  # the run is deleted; these wait for the next deletion
+        drop_old_messages(database)
+
+
+def drop_old_messages(database: Database) -> None:
+    """Delete the messages of runs deleted long ago, those of each run by itself: on a cluster, on one node."""
+    with database.read() as connection:
+        now = database.now(connection)
+        run_ids = outbox.runs_of_old_messages(connection, now)
+    for run_id in run_ids:
+        with database.write() as connection:
+            outbox.delete_old_messages(connection, run_id, now)
 
 
 def end_and_delete(connection: Connection, name: str, rules: Rules, public_url: str, now: float) -> None:

@@ -237,9 +237,8 @@ def enqueue_final_notifications(connection: Connection, row: Record, rules: Rule
     """Replace all messages about a run that is being deleted by the last ones, which need none of its rows.
 
     Each endpoint that may have a message about an incident gets its end, as after any end of a run; one that is under
-    way stays. Messages of runs deleted before, which waited for a disabled endpoint for ``FINAL_WAIT_S``, are deleted.
+    way stays.
     """
-    connection.execute(delete(delivery).where(delivery.c.next_attempt < now - FINAL_WAIT_S, ~endpoints.HAS_INCIDENT))
     is_of_run = incident.c.run_id == row.run_id
     # Locked, so that no collector enqueues or claims a message about the run.
     query = select(incident).where(is_of_run).order_by(incident.c.incident_id).with_for_update()
@@ -262,6 +261,20 @@ def enqueue_final_notifications(connection: Connection, row: Record, rules: Rule
     connection.execute(delete(delivery).where(delivery.c.run_id == row.run_id, *map(not_, is_kept)))
     for draft in drafts:
         _enqueue(connection, draft, now, max(now, draft.step.due.not_before))
+
+
+def runs_of_old_messages(connection: Connection, now: float) -> Sequence[int]:
+    """Return the deleted runs with messages that have waited for a disabled endpoint for ``FINAL_WAIT_S``."""
+    return connection.scalars(select(delivery.c.run_id).where(*_is_old(now)).distinct()).all()
+
+
+def delete_old_messages(connection: Connection, run_id: int, now: float) -> None:
+    """Delete these messages of one run."""
+    connection.execute(delete(delivery).where(delivery.c.run_id == run_id, *_is_old(now)))
+
+
+def _is_old(now: float) -> Sequence[ColumnElement[bool]]:
+    return delivery.c.next_attempt < now - FINAL_WAIT_S, ~endpoints.HAS_INCIDENT
 
 
 def claimable(connection: Connection, now: float) -> list[DeliveryKey]:

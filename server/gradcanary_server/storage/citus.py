@@ -45,7 +45,12 @@ NO_COORDINATOR = (
     "SELECT citus_set_coordinator_host('HOST', PORT); before."
 )
 
-NODE_SETTINGS = {"lock_timeout": "5s", "statement_timeout": "30s", "idle_in_transaction_session_timeout": "60s"}
+NODE_SETTINGS = {
+    "lock_timeout": "5s",
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "60s",
+    "citus.node_connection_timeout": "2s",
+}
 """Of connections between nodes, to which a session's settings do not go; as storage/postgresql.py has them."""
 
 _EXTENSION = text("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
@@ -90,10 +95,15 @@ def distribute(connection: Connection) -> list[str]:
 
 
 def set_up_nodes(connection: Connection) -> None:
-    """Limit the statements that nodes send each other, as those of a collector are; for new connections."""
+    """Limit the statements that nodes send each other, as those of a collector are; for new connections.
+
+    Raises StoreUnavailable if a node does not answer.
+    """
     database = connection.exec_driver_sql("SELECT quote_ident(current_database())").scalar_one()
     for name, value in NODE_SETTINGS.items():
-        _each_node(connection, f"ALTER DATABASE {database} SET {name} = '{value}'")
+        for row in _on_nodes(connection, f"ALTER DATABASE {database} SET {name} = '{value}'"):
+            if not row.success:
+                raise StoreUnavailable(f"Node {row.nodeid} of the cluster failed: {row.result}")
 
 
 def check_nodes(connection: Connection) -> None:
@@ -104,20 +114,6 @@ def check_nodes(connection: Connection) -> None:
                 f"Node {row.nodeid} of the cluster has synchronous_commit = off: a failure of its power would lose "
                 "what was acknowledged. Set it to on there."
             )
-
-
-def size(connection: Connection) -> int:
-    """Return the bytes of the store on all nodes."""
-    return sum(map(int, _each_node(connection, "SELECT pg_database_size(current_database())")))
-
-
-def _each_node(connection: Connection, command: str) -> list[str]:
-    """Return the result of a command on each node; raises StoreUnavailable."""
-    found = _on_nodes(connection, command)
-    for row in found:
-        if not row.success:
-            raise StoreUnavailable(f"Node {row.nodeid} of the cluster failed: {row.result}")
-    return [row.result for row in found]
 
 
 def _on_nodes(connection: Connection, command: str) -> Sequence[Row[Any]]:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from gradcanary_server.errors import StoreError, StoreUnavailable, without_password
 from gradcanary_server.storage import citus, maintenance, sqlite
+from gradcanary_server.storage.citus_nodes import Nodes
 from gradcanary_server.storage.driver_errors import driver_message, translated
 from gradcanary_server.storage.sqlite_writer import UNFLUSHED, SqliteWriter, checkpoint
 
@@ -92,6 +93,7 @@ class Database:
         self._engine = open_engine(url, checkpoint_pages)
         self._dialect = self._engine.dialect.name
         self._sqlite = SqliteWriter(self._engine) if self._dialect == "sqlite" else None
+        self.nodes: Nodes | None = None
 
     @property
     def has_one_writer(self) -> bool:
@@ -217,8 +219,8 @@ class Database:
 
     def size(self, connection: Connection) -> int:
         if self._dialect == "postgresql":
-            if citus.is_spread(connection):
-                return citus.size(connection)
+            if self.nodes is not None:
+                return self.nodes.size(connection)
             return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
         files = (_file(self._engine, suffix) for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
@@ -232,10 +234,26 @@ class Database:
         failed = None if self._sqlite is None else self._sqlite.failed
         return None if failed is None else f"{UNFLUSHED} ({failed})"
 
+    def watch_nodes(self) -> None:
+        """Set ``nodes``, and look for those that do not answer, if this store is on a cluster."""
+        with self.read() as connection:
+            is_spread = citus.is_spread(connection)
+        if is_spread and self.nodes is None:
+            from gradcanary_server.storage.postgresql import open_pool
+
+            self.nodes = Nodes(self._engine, open_pool(self._engine.url, 1, 0))
+            self.nodes.look()
+
+    def missing(self) -> str | None:
+        """Return the nodes of a cluster that do not answer, with the number of their runs; None if all answer."""
+        return None if self.nodes is None else self.nodes.missing()
+
     def close(self) -> None:
         if self._dialect == "postgresql":
             from gradcanary_server.storage.postgresql import close_engine
 
+            if self.nodes is not None:
+                self.nodes.close()
             close_engine(self._engine)
             return
         with nullcontext() if self.health() is None else sqlite.without_close_checkpoint(self._engine):

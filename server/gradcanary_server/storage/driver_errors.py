@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from gradcanary_server.errors import StoreError, StoreUnavailable
+from gradcanary_server.errors import NodeUnavailable, StoreError, StoreUnavailable
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def translated() -> Iterator[None]:
     except (DBAPIError, PoolTimeoutError, OSError) as error:
         message = reason(error)
         if message is not None:
-            raise StoreUnavailable(message) from error
+            raise (NodeUnavailable if message == _NODE_AWAY else StoreUnavailable)(message) from error
         if isinstance(error, DBAPIError):
             raise StoreError(f"The database failed: {driver_message(error)}") from error
         raise
@@ -68,16 +68,22 @@ _STATES = {
 """By SQLSTATE, or its class: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 
 
-_CITUS_AWAY = ("connection marked as essential", "could not commit transaction", "connection to the remote node")
-"""Parts of what Citus says of a node that is away, where it gives no state of its own."""
+_CITUS_AWAY = (
+    "connection marked as essential",
+    "could not commit transaction",
+    "connection to the remote node",
+    "connections to the node",
+    "node of the cluster",
+)
+"""Parts of what Citus says of a node that is away, and postgresql.LimitedConnection."""
 
 
 def _postgresql_reason(error: DBAPIError) -> str | None:
     state: str | None = getattr(error.orig, "sqlstate", None)
+    if state in (None, "XX000", "08006") and any(part in str(error.orig) for part in _CITUS_AWAY):
+        return _NODE_AWAY
     if state is None:  # from the client library: it could not send, or the server is gone
         return _AWAY if error.connection_invalidated or isinstance(error, OperationalError) else None
-    if state == "XX000" and any(part in str(error.orig) for part in _CITUS_AWAY):
-        return _NODE_AWAY
     return _STATES.get(state, _STATES.get(state[:2]))
 
 

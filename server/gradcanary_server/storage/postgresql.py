@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
@@ -66,6 +67,8 @@ class LimitedConnection(psycopg.Connection[Any]):
     """A connection that closes itself where a statement has no answer within ``limit_s``."""
 
     limit_s = PING_S
+    hurries: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether a node of a cluster is away: a statement that may wait for it has ``PING_S``, unless it has no limit."""
 
     def wait(self, gen: PQGen[Result], *arguments: float | None, **options: float | None) -> Result:
         """Return the result of a statement; raises OperationalError where none comes in time."""
@@ -73,24 +76,29 @@ class LimitedConnection(psycopg.Connection[Any]):
 
     def _limited(self, gen: PQGen[Result]) -> PQGen[Result]:
         # psycopg looks up every 0.1 s while nothing arrives, for Ctrl-C; ``ready`` is empty then.
-        until = time.monotonic() + self.limit_s
+        begun = time.monotonic()
         try:
             wanted = next(gen)
             while True:
                 ready = yield wanted
-                if not ready and time.monotonic() > until:
+                waited_s = time.monotonic() - begun
+                if not ready and waited_s > min(self.limit_s, PING_S) and self._is_over(waited_s):
                     self.close()
-                    raise psycopg.OperationalError(f"no answer within {self.limit_s:g} s")
+                    away = ", while a node of the cluster is away" if self.hurries() else ""
+                    raise psycopg.OperationalError(f"no answer within {waited_s:.1f} s{away}")
                 wanted = gen.send(ready)
         except StopIteration as end:
             result: Result = end.value
             return result
 
+    def _is_over(self, waited_s: float) -> bool:
+        return waited_s > self.limit_s or (self.limit_s < math.inf and self.hurries())
+
 
 def open_engine(url: URL) -> Engine:
     """Return an engine whose pool gives out only connections that answer: a restart of the server fails no request."""
     # Numbers have a pool of their own: transactions that need one have all connections of the other one at worst.
-    return _open_pool(url, 8, 12).execution_options(**{NUMBERS: _open_pool(url, 1, 0)})
+    return open_pool(url, 8, 12).execution_options(**{NUMBERS: open_pool(url, 1, 0)})
 
 
 def close_engine(engine: Engine) -> None:
@@ -99,7 +107,8 @@ def close_engine(engine: Engine) -> None:
     engine.get_execution_options()[NUMBERS].dispose()
 
 
-def _open_pool(url: URL, size: int, overflow: int) -> Engine:
+def open_pool(url: URL, size: int, overflow: int) -> Engine:
+    """Return an engine with a pool of its own; ``overflow`` connections more are closed after their use."""
     # Parameters may be secrets, and errors are logged: SQLAlchemy hides them.
     engine = create_engine(
         url.set(drivername="postgresql+psycopg"),

@@ -11,6 +11,7 @@ import json
 import secrets
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +29,7 @@ from sqlalchemy import (
 )
 
 from gradcanary import wire
-from gradcanary_server.errors import RequestError, unknown_run
+from gradcanary_server.errors import NodeUnavailable, RequestError, unknown_run
 from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import (
@@ -60,6 +61,9 @@ ID_EPOCH_S = 1_767_225_600
 
 ID_RANDOM_BITS = 22
 """The lowest bits of a run's id; 41 bits of milliseconds above them make 63, and last until 2095."""
+
+MOST_IDS = 100
+"""Ids to try for a new run. An id is taken already once in millions of times."""
 
 FORECASTS = ("bf16_weights_lr", "fp16_weights_lr")
 """Facts about weights that a learning rate is expected to leave as they are."""
@@ -173,13 +177,21 @@ def new_run_id(now: float) -> int:
 def create_run(connection: Connection, name: str, now: float, values: Mapping[str, object]) -> Record:
     """Insert a run unless its name exists by now; return the row of that name and lock it."""
     row = {"name": name, "created": now, "last_seen": now, "revision": 0, **values}
-    run_id = new_run_id(now)
-    while not insert_new(connection, run, {"run_id": run_id, **row}):
-        run_id = new_run_id(now)
+    run_id = _insert_run(connection, now, row)
     if not insert_new(connection, run_name, {"name": name, "run_id": run_id}):
         connection.execute(delete(run).where(run.c.run_id == run_id))
         return get_run(connection, name, held=True)
     return connection.execute(_ALL_HELD, {"run_id": run_id}).one()
+
+
+def _insert_run(connection: Connection, now: float, row: Mapping[str, object]) -> int:
+    """Insert a run under a new id, on a node of a cluster that is not away, and return the id."""
+    for _ in range(MOST_IDS):
+        run_id = new_run_id(now)
+        with suppress(NodeUnavailable):  # nothing was sent
+            if insert_new(connection, run, {"run_id": run_id, **row}):
+                return run_id
+    raise NodeUnavailable("A part of the database is away, and no node was found for a new run.")
 
 
 def aliases_of(connection: Connection, run_id: int) -> list[str]:

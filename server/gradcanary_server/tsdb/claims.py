@@ -62,7 +62,9 @@ class Claims:
         """Return the runs whose work was left unfinished, by this collector or by one whose lease ran out."""
         if self._database.has_one_writer:
             return sorted(self._unfinished)
-        return connection.scalars(select(compaction_claim.c.run_id).where(self._is_free(connection))).all()
+        found = connection.scalars(select(compaction_claim.c.run_id).where(self._is_free(connection))).all()
+        nodes = self._database.nodes
+        return found if nodes is None else [run_id for run_id in found if not nodes.is_away(run_id)]
 
     @contextmanager
     def claim(self, runs: Sequence[int]) -> Iterator[Claim]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from compose_spec import PyCompose
 
 from gradcanary_server.errors import SettingsError
@@ -21,8 +22,13 @@ PORT = "8787"
 
 @pytest.fixture(scope="module")
 def compose():
-    """The file as Compose reads it: what is unknown or of a wrong kind is an error."""
-    read = PyCompose.from_yaml((ROOT / "docker-compose.yml").read_text())
+    return read_compose("docker-compose.yml")
+
+
+def read_compose(name):
+    """Return the file as Compose reads it: what is unknown or of a wrong kind is an error."""
+    merged = yaml.safe_load((ROOT / name).read_text())  # Compose knows "<<", this reader does not
+    read = PyCompose.from_yaml(yaml.safe_dump(merged, sort_keys=False))
     read.validate()
     return read.to_dict()
 
@@ -146,6 +152,34 @@ def test_the_services_fit_each_other(compose):
     [port] = gradcanary["ports"]
     assert (str(port["target"]), port["published"]) == (PORT, "8787-8790"), "room for several"
     assert "container_name" not in gradcanary, "a name would keep it from being scaled"
+
+
+def test_the_services_of_a_cluster_fit_each_other():
+    compose = read_compose("docker-compose.citus.yml")
+    services = compose["services"]
+    nodes = {name: services[name] for name in ("coordinator", "worker1", "worker2")}
+    set_up, tables, gradcanary = (services.pop(name) for name in ("nodes", "tables", "gradcanary"))
+    assert services == nodes
+    assert {node["image"] for node in (*nodes.values(), set_up)} == {"citusdata/citus:13.0-pg15"}
+    for name, node in nodes.items():
+        settings = dict(word.removeprefix("--").split("=") for word in node["command"][1:])
+        assert settings["synchronous_commit"] == "on", "a collector refuses another one"
+        assert int(settings["max_prepared_transactions"]) >= int(settings["max_connections"]) >= 300
+        assert node["environment"]["POSTGRES_DB"] == node["environment"]["PGUSER"] == "gradcanary"
+        assert node["volumes"] == [f"{name}:/var/lib/postgresql/data"]
+        assert 'PGPASSWORD="$$(cat /run/secrets/db_password)" exec docker-entrypoint.sh' in node["entrypoint"][2]
+        assert node["secrets"] == gradcanary["secrets"] == tables["secrets"] == ["db_password"]
+    said = " ".join(set_up["command"])
+    assert "citus_set_coordinator_host('coordinator', 5432)" in said
+    assert re.findall(r"citus_add_node\('(\w+)', 5432\)", said) == [*nodes][1:]
+    url = "postgresql://gradcanary@coordinator/gradcanary"
+    assert tables["command"] == ["migrate", "--citus", "--db", url]
+    assert gradcanary["command"] == ["up", "--host", "0.0.0.0", "--db", url]
+    waits = {name: each["condition"] for name, each in set_up["depends_on"].items()}
+    assert waits == dict.fromkeys(nodes, "service_healthy")
+    for service, other in ((tables, "nodes"), (gradcanary, "tables")):
+        assert service["depends_on"] == {other: {"condition": "service_completed_successfully"}}
+    assert [*compose["volumes"]] == [*nodes]
 
 
 def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():

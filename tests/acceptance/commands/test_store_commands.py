@@ -14,6 +14,7 @@ from sqlalchemy import select, text
 from gradcanary_server.storage import citus, maintenance, runs
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import run
+from support.citus import STAND_IN
 from support.collectors import Collector
 from support.streams import Session, Stream, collapsed, healthy
 from support.waiting import eventually
@@ -188,28 +189,5 @@ def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):
         f"ALTER DATABASE {name} SET lock_timeout = '5s'",
         f"ALTER DATABASE {name} SET statement_timeout = '30s'",
         f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '60s'",
+        f"ALTER DATABASE {name} SET citus.node_connection_timeout = '2s'",
     }
-
-
-STAND_IN = """
-CREATE TABLE pg_dist_partition (logicalrelid regclass, partkey text, beside text);
-CREATE TABLE pg_dist_node (nodeid int, groupid int, setting text);
-CREATE TABLE emptied (name regclass);
-CREATE TABLE told (command text);
-GRANT SELECT ON pg_dist_partition, pg_dist_node, emptied, told TO PUBLIC;
-CREATE FUNCTION create_distributed_table(table_name regclass, distribution_column text,
-    distribution_type text DEFAULT 'hash', colocate_with text DEFAULT 'default', shard_count int DEFAULT NULL)
-    RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO pg_dist_partition VALUES ($1, $2, $4)';
-CREATE FUNCTION citus_add_local_table_to_metadata(table_name regclass, cascade_via_foreign_keys bool DEFAULT false)
-    RETURNS void LANGUAGE sql SECURITY DEFINER AS $$INSERT INTO pg_dist_partition VALUES ($1, NULL, 'kept')$$;
-CREATE FUNCTION truncate_local_data_after_distributing_table(function_name regclass)
-    RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO emptied VALUES ($1)';
-CREATE FUNCTION run_command_on_all_nodes(command text, parallel bool DEFAULT true,
-    give_warning_for_connection_errors bool DEFAULT false, OUT nodeid int, OUT success bool, OUT result text)
-    RETURNS SETOF record LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
-    IF command LIKE 'ALTER%' THEN INSERT INTO told VALUES (command); END IF;
-    RETURN QUERY SELECT node.nodeid, true, node.setting FROM pg_dist_node AS node;
-    END$$;
-SET allow_system_table_mods = on;
-INSERT INTO pg_extension SELECT 9999, 'citus', extowner, extnamespace, false, '13.0-1' FROM pg_extension LIMIT 1;
-"""

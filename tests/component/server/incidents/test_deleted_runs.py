@@ -7,6 +7,7 @@ from gradcanary_server.api import runs as api_runs
 from gradcanary_server.incidents import silences
 from gradcanary_server.incidents.silences import Silence
 from gradcanary_server.notify import endpoints
+from gradcanary_server.notify.outbox import FINAL_WAIT_S
 from gradcanary_server.rules.config import Pace, Rules
 from gradcanary_server.storage.schema import delivery, endpoint, incident, metadata, run
 from support.receivers import status
@@ -178,6 +179,23 @@ def test_an_endpoint_that_is_disabled_gets_the_end_when_it_is_enabled(
         assert store.rows(select(delivery)) == []
     ends = [message.data["resolution"] for message in receiver.got[1:]]
     assert ends == ([] if is_removed else ["run_deleted"])
+
+
+def test_an_end_that_waited_a_month_for_its_endpoint_goes_with_the_next_deletion(new_store, receiver_factory):
+    store, receiver = new_store(), receiver_factory()
+    listen(store, receiver, sends_ended=True)
+    store.record(fired(0))
+    with delivering(store):
+        store.database.wait(GATHERED_S)
+        receiver.wait(1)
+        with store.database.write() as connection:
+            endpoints.disable_endpoint(connection, 1, store.database.now(connection), "asked for", "api")
+        delete(store)
+        api_runs.drop_old_messages(store.database)
+        assert [row.kind for row in store.rows(select(delivery))] == ["ended"]
+        store.database.wait(FINAL_WAIT_S + PACE.interval_s)
+        api_runs.drop_old_messages(store.database)
+        assert store.rows(select(delivery)) == []
 
 
 def test_an_end_that_is_under_way_is_not_told_twice(new_store, receiver_factory):

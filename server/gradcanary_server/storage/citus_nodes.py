@@ -1,0 +1,234 @@
+"""Nodes of a Citus cluster that do not answer: statements leave out their runs until they answer again.
+
+A statement that reaches such a node waits, and with it a thread, a connection and its locks. So a statement about a run
+there fails at once, and one about all runs reads those of the other nodes. While all nodes answer, no statement is
+changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    FromClause,
+    Insert,
+    Join,
+    Select,
+    SelectBase,
+    any_,
+    event,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql import operators, visitors
+
+from gradcanary_server.background import BackgroundLoop
+from gradcanary_server.errors import NodeUnavailable
+from gradcanary_server.storage.citus import DISTRIBUTED
+from gradcanary_server.storage.driver_errors import translated
+from gradcanary_server.storage.schema import run_name
+
+LOOK_S = 1.0
+"""How often each node is asked, in seconds."""
+
+CONNECT_MS = 1000
+"""How long a node may take for a connection: one that is stopped accepts it, and never answers."""
+
+_NODES = text(
+    "SELECT groupid, nodename, nodeport FROM pg_dist_node WHERE isactive AND noderole = 'primary' AND groupid > 0"
+)
+_CHECK = text("SELECT citus_check_connection_to_node(:host, :port)")
+_SHARDS = text(
+    "SELECT CAST(shardmaxvalue AS integer), groupid FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) "
+    "WHERE logicalrelid = CAST('run' AS regclass) ORDER BY 1"
+)
+_OWN_SIZE = text("SELECT pg_database_size(current_database())")
+_SIZES = text(
+    "SELECT CAST(coalesce(sum(CAST(result AS bigint)), 0) AS bigint) "
+    "FROM master_run_on_worker(CAST(:hosts AS text[]), CAST(:ports AS int[]), CAST(:commands AS text[]), true) "
+    "WHERE success"
+)
+_SET_UP = f"SET citus.node_connection_timeout = {CONNECT_MS}; SET citus.max_cached_conns_per_worker = 0"
+_RUN_IDS = select(run_name.c.run_id).distinct()
+_OF_RUNS = frozenset(DISTRIBUTED)
+
+Given = Mapping[str, Any]
+"""The parameters of a statement."""
+
+logger = logging.getLogger(__name__)
+
+
+class Node(NamedTuple):
+    """A worker of the cluster."""
+
+    groupid: int
+    host: str
+    port: int
+
+
+class Away(NamedTuple):
+    """The nodes that do not answer; ``ends``: the last hash of each shard of runs, ``is_lost``: whether it is there."""
+
+    nodes: tuple[Node, ...]
+    ends: NDArray[np.int32]
+    is_lost: NDArray[np.bool_]
+
+    def holds(self, run_ids: Sequence[int]) -> NDArray[np.bool_]:
+        """Return for each run whether it is on one of these nodes."""
+        found: NDArray[np.bool_] = self.is_lost[np.searchsorted(self.ends, hash_ids(np.array(run_ids, np.int64)))]
+        return found
+
+
+class Nodes(BackgroundLoop):
+    """Asks each node every second, and keeps the statements of an engine from those that do not answer."""
+
+    def __init__(self, engine: Engine, probing: Engine) -> None:
+        """``probing`` has a connection of its own, whose settings it changes."""
+        super().__init__("nodes", logger)
+        self._probing = probing.execution_options(isolation_level="AUTOCOMMIT")
+        self._nodes: tuple[Node, ...] = ()
+        self._away: Away | None = None
+        self._missing: str | None = None
+        event.listen(engine, "before_execute", self._guard, retval=True)
+        event.listen(engine, "checkout", self._hurry)
+
+    def missing(self) -> str | None:
+        """Return the nodes that do not answer, with the number of their runs; None if all answer."""
+        return self._missing
+
+    def is_away(self, run_id: int) -> bool:
+        """Return True if the node of a run does not answer."""
+        away = self._away
+        return away is not None and bool(away.holds([run_id])[0])
+
+    def close(self) -> None:
+        """Close the connection by which nodes are asked."""
+        self._probing.dispose()
+
+    def size(self, connection: Connection) -> int:
+        """Return the bytes of the store on all nodes that answer."""
+        silent = () if self._away is None else self._away.nodes
+        nodes = [node for node in self._nodes if node not in silent]
+        hosts, ports = [node.host for node in nodes], [node.port for node in nodes]
+        sizes = {"hosts": hosts, "ports": ports, "commands": [str(_OWN_SIZE)] * len(nodes)}
+        own, others = connection.execute(_OWN_SIZE), connection.execute(_SIZES, sizes)
+        return int(own.scalar_one()) + int(others.scalar_one())
+
+    def look(self) -> None:
+        """Ask each node for an answer."""
+        with translated(), self._probing.connect() as connection:
+            connection.exec_driver_sql(_SET_UP)
+            self._nodes = tuple(Node(*row) for row in connection.execute(_NODES))
+            silent = tuple(node for node in self._nodes if not _answers(connection, node))
+            if not silent:
+                self._away = self._missing = None
+                return
+            shards = connection.execute(_SHARDS).all()
+            lost = {node.groupid for node in silent}
+            ends, is_lost = [end for end, _ in shards], [groupid in lost for _, groupid in shards]
+            away = Away(silent, np.array(ends, np.int32), np.array(is_lost))
+            count = int(away.holds(connection.scalars(_RUN_IDS).all()).sum())
+        names = ", ".join(f"{node.host}:{node.port}" for node in silent)
+        self._missing = f"node {names} does not answer: {count} runs"
+        self._away = away
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            before = self._missing
+            with self._tracked_round():
+                self.look()
+            if (before is None) != (self._missing is None):
+                logger.warning(self._missing or "all nodes of the cluster answer again")
+
+    def _hurry(self, connection: object, _record: object, _proxy: object) -> None:
+        connection.hurries = lambda: self._away is not None  # type: ignore[attr-defined]  # postgresql.LimitedConnection
+
+    def _guard(
+        self, connection: Connection, statement: Executable, many: Sequence[Given], one: Given, _options: object
+    ) -> tuple[object, Sequence[Given], Given]:
+        """Fail for a run of a node that does not answer, and leave its runs out of a query about all."""
+        away = self._away
+        if away is not None and any(element in _OF_RUNS for element in visitors.iterate(statement)):  # type: ignore[arg-type]
+            named = {run_id for given in (many or [one]) for run_id in _named_runs(connection, statement, given)}
+            if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
+                raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
+            if (
+                isinstance(statement, SelectBase) and len(named) != 1
+            ):  # of several runs Citus asks each node of a table that is joined
+                return _restricted(statement, [*named] or _runs_here(connection, away)), many, one
+        return statement, many, one
+
+
+def _answers(connection: Connection, node: Node) -> bool:
+    return bool(connection.execute(_CHECK, {"host": node.host, "port": node.port}).scalar_one())
+
+
+def _named_runs(connection: Connection, statement: Executable, given: Given) -> Iterator[int]:
+    """Yield the runs that a statement names with these parameters."""
+    if isinstance(statement, Insert):
+        run_id = given.get("run_id") or statement.compile(dialect=connection.dialect).params.get("run_id")
+        if run_id is not None:
+            yield run_id
+    for element in visitors.iterate(statement):  # type: ignore[arg-type]
+        left, right = getattr(element, "left", None), getattr(element, "right", None)
+        is_named = getattr(element, "operator", None) in (operators.eq, operators.in_op)
+        if is_named and isinstance(right, BindParameter) and getattr(left, "name", None) == "run_id":
+            value = given.get(right.key, right.effective_value)
+            yield from [value] if isinstance(value, int) else value
+
+
+def _runs_here(connection: Connection, away: Away) -> list[int]:
+    run_ids = connection.scalars(_RUN_IDS).all()
+    return [run_id for run_id, is_lost in zip(run_ids, away.holds(run_ids), strict=True) if not is_lost]
+
+
+def _restricted(statement: SelectBase, run_ids: list[int]) -> SelectBase:
+    """Return a query with these runs only, named for each of its tables."""
+
+    def restrict(query: Select[Any]) -> None:
+        columns = [column for each in query.get_final_froms() for column in _run_columns(each)]
+        conditions = tuple(column == any_(literal(run_ids, ARRAY(BigInteger))) for column in columns)
+        query._where_criteria += conditions  # noqa: SLF001 -- where() returns another one, and this is a clone
+
+    return visitors.cloned_traverse(statement, {}, {"select": restrict})
+
+
+def _run_columns(source: FromClause) -> Iterator[ColumnElement[int]]:
+    """Yield ``run_id`` of each table of runs, except those of outer joins, whose rows may be missing."""
+    if isinstance(source, Join):
+        yield from _run_columns(source.left)
+        yield from () if source.isouter else _run_columns(source.right)
+    elif getattr(source, "element", source) in _OF_RUNS:
+        yield source.c.run_id
+
+
+def hash_ids(run_ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the hash of each id by which Citus finds its shard: ``hashint8`` of PostgreSQL."""
+    high = (run_ids >> 32).astype(np.uint32)
+    key = run_ids.astype(np.uint32) ^ np.where(run_ids >= 0, high, ~high)
+    b = np.full(len(run_ids), (0x9E3779B9 + 4 + 3923095) % 2**32, np.uint32)
+    a, c = b + key, b.copy()
+
+    def rotated(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+        return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
+
+    c = (c ^ b) - rotated(b, 14)
+    a = (a ^ c) - rotated(c, 11)
+    b = (b ^ a) - rotated(a, 25)
+    c = (c ^ b) - rotated(b, 16)
+    a = (a ^ c) - rotated(c, 4)
+    b = (b ^ a) - rotated(a, 14)
+    c = (c ^ b) - rotated(b, 24)
+    return c.view(np.int32)
