@@ -5,9 +5,11 @@ aggregates that fit into them, and no minimum is lost. Where a run sampled at se
 widest one would merge many samples of the others, the buckets of each interval have a width of their own.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
@@ -26,6 +28,7 @@ from gradcanary_server.tsdb.rollup import (
     NONFINITE,
     PLANES,
     REDUCTIONS,
+    Aggregates,
     Groups,
     Plane,
     Planes,
@@ -34,13 +37,18 @@ from gradcanary_server.tsdb.rollup import (
     means,
     reduce_planes,
 )
+from gradcanary_server.tsdb.samples import as_slice
 from gradcanary_server.tsdb.sources import StatSource, StepIndexSource
+from gradcanary_server.tsdb.tile_codec import Arrays
 from gradcanary_server.tsdb.tiles import TILE_LAYERS, TILE_ROWS
 
 Part = TypeVar("Part", StepIndex, SparseAggregates)
 
 Bounds = tuple[int, int]
 """A first and a last step."""
+
+_START = "start"
+"""The name of the first steps among cached planes."""
 
 CELLS = 2**19
 """Aggregates x layers in memory at a time: the memory of a query does not grow with the layers of the run. Runs of up
@@ -89,15 +97,19 @@ class BucketGrid:
         """The width of the narrowest buckets."""
         return min(span.width for span in self.spans)
 
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first step of each bucket."""
+        return np.concatenate([span.first + np.arange(span.count, dtype=np.int64) * span.width for span in self.spans])
+
     def steps(self) -> NDArray[np.float64]:
-        """Return the first step of each bucket."""
-        parts = [span.first + np.arange(span.count, dtype=np.float64) * span.width for span in self.spans]
-        return np.concatenate(parts)
+        """Return the first step of each bucket as a float."""
+        return self.starts.astype(np.float64)
 
     def indexes(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         if len(self.spans) == 1:
             return (steps - self.spans[0].first) // self.spans[0].width
-        return np.searchsorted(self.steps(), steps, side="right") - 1
+        return np.searchsorted(self.starts, steps, side="right") - 1
 
 
 @dataclass(frozen=True)
@@ -160,9 +172,46 @@ class BucketedStats:
         for part in self.parts:
             for segment in part.split(most):
                 source = StatSource(reader.view(connection, self.run_id, segment), self.stats, layers, wanted)
-                stored = source.read(part.level, segment.begin, segment.end)
-                accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
+                begin = self._sealed_end(part, segment)
+                if segment.begin < begin:
+                    sealed = self._read_sealed(source, segment, part.level, begin)
+                    accumulator.add_reduced(self.buckets.indexes(sealed.start), slice(None), sealed.planes)
+                if begin < segment.end:
+                    stored = source.read(part.level, begin, segment.end)
+                    accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
         return accumulator.envelope(np.float32)
+
+    def _sealed_end(self, part: SegmentPart, segment: Segment) -> int:
+        """Return the end of the buckets of a segment whose samples are all in tiles: no sample can follow in them.
+
+        No aggregate is cut there. Without such buckets it is the begin of the segment.
+        """
+        starts, until = self.buckets.starts, min(segment.stream.sealed_until, segment.end)
+        if int(part.lasts[-1]) < until:
+            return max(segment.begin, until)
+        is_border = (starts <= until) & (starts % segment.stream.width(part.level) == 0)
+        return max(segment.begin, int(starts[is_border].max(initial=0)))
+
+    def _read_sealed(self, source: StatSource, segment: Segment, level: int, end: int) -> Aggregates:
+        """Return the buckets of a segment before its sealed end, with planes as :func:`reduce_planes` returns them.
+
+        Samples in tiles never change until they are deleted, which moves ``raw_start``. So these buckets are cached,
+        and a refresh reads the samples after them only. They depend on the borders of the buckets in between.
+        """
+        stream, starts = segment.stream, self.buckets.starts
+        borders = starts[(starts > segment.begin) & (starts < end)]
+
+        def build() -> Arrays:
+            stored = source.read(level, segment.begin, end)
+            if not len(stored.start):
+                return {_START: stored.start}
+            groups = Groups(np.searchsorted(borders, stored.start, side="right"))
+            return {_START: stored.start[groups.starts], **reduce_planes(stored.planes, groups)}
+
+        of_stream = (self.run_id, stream.launch_no, stream.every, stream.raw_start)
+        key = (*of_stream, level, segment.begin, end, hashlib.sha256(borders.tobytes()).digest(), source.selection())
+        planes = dict(source.view.tiles.derive(key, build))
+        return Aggregates(planes.pop(_START), planes)  # type: ignore[arg-type]  # as they were built
 
 
 @dataclass(frozen=True)
@@ -234,7 +283,8 @@ def _fit_buckets(
         return part if level == segment.stream.level_for(rough.width) else read(segment, level)
 
     fitted = [(part[0], width, refit(width, *part)) for width, part in zip(widths, parts, strict=True)]
-    if all((narrow.indexes(part.first) == narrow.indexes(part.last)).all() for _, _, part in fitted):
+    # An aggregate is counted in the bucket of its start, which may be before its first sample.
+    if all((narrow.indexes(part.start) == narrow.indexes(part.last)).all() for _, _, part in fitted):
         return narrow, fitted
     # A border between two intervals would cut an aggregate.
     return buckets, [(segment, buckets.width, refit(buckets.width, segment, part)) for segment, part in parts]
@@ -349,11 +399,15 @@ class _BucketAccumulator:
         if not len(indexes):
             return
         groups = Groups(indexes)
-        target = (indexes[groups.starts], series)
         with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
-            for name, plane in reduce_planes(planes, groups).items():
-                accumulated = self._planes[name]
-                accumulated[target] = REDUCTIONS[name](accumulated[target], plane)
+            self.add_reduced(indexes[groups.starts], series, reduce_planes(planes, groups))
+
+    def add_reduced(self, indexes: NDArray[np.int64], series: slice, planes: Planes) -> None:
+        """Add planes of :func:`reduce_planes`, one row for each bucket."""
+        target = (as_slice(indexes), series)
+        for name, plane in planes.items():
+            accumulated = self._planes[name]
+            accumulated[target] = REDUCTIONS[name](accumulated[target], plane)
 
     def envelope(self, dtype: type[np.floating]) -> Planes:
         planes = self._planes | ({MEAN: means(self._planes)} if MEAN in self._planes else {})

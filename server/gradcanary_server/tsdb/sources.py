@@ -3,9 +3,10 @@
 The result does not show which samples are in the log, in tiles, or only in rollups.
 """
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
@@ -155,6 +156,11 @@ class StatSource(Source[Aggregates]):
             number: {stat: _LayerGroup(layers, groups == number, first) for stat, first in self._firsts.items()}
             for number in np.unique(groups).tolist()
         }
+
+    def selection(self) -> Hashable:
+        """Return a key of the stats, layers and planes that are read."""
+        layers = hashlib.sha256(self._layers.tobytes()).digest()
+        return tuple(self._firsts), layers, frozenset(self._wanted)
 
     def from_tiles(self, level: int, begin: int, end: int) -> Aggregates:
         kinds = [STEPS, *([STATE] if self._has_state else []), *(self._firsts if self._has_values else [])]

@@ -6,7 +6,7 @@ in a tile, have the same rows. Metrics are a stream of their own, without planes
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ class TileStore:
     """
 
     def __init__(self, cache_bytes: int = split_cache_budget().tiles) -> None:
-        self._decoded: Cache[tuple[int, TileKey, float], Arrays] = Cache(cache_bytes, _size)
+        self._decoded: Cache[Hashable, Arrays] = Cache(cache_bytes, _size)
 
     def read(
         self,
@@ -177,6 +177,11 @@ class TileStore:
         """Return the step after the last tile of samples of a kind, 0 without any."""
         last = self.last(connection, run_id, stream, kind)
         return 0 if last is None else (last + 1) * stream.span(0)
+
+    def derive(self, key: Hashable, build: Callable[[], Arrays]) -> Arrays:
+        """Return the result of ``build``, which reads only samples in tiles; it is cached among the decoded tiles."""
+        cached = self._decoded.get(key)
+        return self._decoded.keep(key, compact(build())) if cached is None else cached
 
     def cache(self, run_id: int, stored: float, tiles: Iterable[tuple[TileKey, Arrays]]) -> None:
         """Cache tiles that were just committed, so that the next rollup need not read them."""

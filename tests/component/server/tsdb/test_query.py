@@ -14,9 +14,13 @@ from gradcanary_server.api import charts
 from gradcanary_server.api.charts import HeatmapOptions
 from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage import runs
+from gradcanary_server.storage.layers import LayerSetCache
 from gradcanary_server.tsdb import query, rollup
+from gradcanary_server.tsdb.log import BatchLog
 from gradcanary_server.tsdb.query import StepRange
+from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.tsdb.rollup import COUNT, MEAN, NONFINITE
+from gradcanary_server.tsdb.tiles import TileStore
 from support import streams, wide_runs
 from support.server import stories
 from support.server.archives import LAYERS, ROUGH, RUN, Store, decoded
@@ -91,6 +95,21 @@ def test_the_cutting_of_the_stream_does_not_show(store, story, points):
         answer = json.loads(store.pictures(points))
         found.append({name: {**answer[name], "revision": 0} for name in ("absmax", "norm", "min")})
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("points", [30, 200, 2_000])
+def test_buckets_of_sealed_samples_that_are_kept_do_not_show(store, points):
+    """A page reads a run again and again while it grows and its tiles are written; a new process has kept nothing."""
+    store.clear()
+    stream = streams.Stream(streams.healthy(900, LAYERS))
+    store.ingest.hello(RUN, "s", wire.dump(stream.hello(launch="s")))
+    for seq, begin in enumerate(range(0, 900, 100)):
+        store.ingest.batch(RUN, "s", seq, wire.dump(stream.batch(begin, begin + 100)))
+        store.compactor.compact()
+        found, warm = [store.pictures(points), store.pictures(points, 7, 640)], store.archive
+        store.archive = Reader(BatchLog(LayerSetCache()), TileStore())
+        assert found == [store.pictures(points), store.pictures(points, 7, 640)]
+        store.archive = warm
 
 
 def test_layers_that_a_launch_does_not_have_and_a_stat_nobody_sent_are_no_data(store):
