@@ -1,7 +1,8 @@
 """Open tabs, without the browser: what a page asks each second, asked from here.
 
 Chromium redraws ten pages a second for two cores and more, which on one machine nobody else would have; on the readers'
-own machines that is their affair. Of a run that trains there is news each second.
+own machines that is their affair. Of a run that trains there is news each second. The page of a run then asks for its
+metrics, too: for the cards that are in sight.
 """
 
 import json
@@ -16,6 +17,9 @@ import httpx
 EACH_S, LONGEST_S = 1.0, 5.0
 """A page asks each second; where its answer took longer it rests half as long, and not for ever."""
 
+IN_SIGHT = 1
+"""Cards of metrics that Chromium asks for in a window of 1,300 x 900 pixels."""
+
 HEADERS = {"accept-encoding": "gzip, deflate, br", "sec-fetch-site": "same-origin"}
 
 
@@ -24,8 +28,9 @@ class Tab:
 
     def __init__(self, url: str, run: str | None) -> None:
         self._client = httpx.Client(base_url=url, timeout=60, headers=HEADERS)
-        self._path = "/" if run is None else f"/runs/{quote(run)}"
+        self._run, self._path = run, "/" if run is None else f"/runs/{quote(run)}"
         self._shown = ""
+        self._cards: list[str] = []
 
     def ask(self) -> float | None:
         """Ask for news; return the seconds that took, None where there was none."""
@@ -35,7 +40,15 @@ class Tab:
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
         took, told = time.perf_counter() - began, json.loads(answer.content)
-        self._shown = told["slots"][f"{told['page']}-page-state"]
+        slots = told["slots"]
+        self._shown = slots[f"{told['page']}-page-state"]
+        if "panels" in slots:
+            keys = (attributes.get("data-key") for _, attributes, *_ in json.loads(slots["panels"]))
+            self._cards = list(filter(None, keys))[:IN_SIGHT]
+        if "metrics-state" in slots and self._cards:
+            self._client.get(
+                "/_metrics", params={"run": self._run, "search": "", "key": self._cards}
+            ).raise_for_status()
         return took
 
     def close(self) -> None:
