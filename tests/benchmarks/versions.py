@@ -2,15 +2,16 @@
 
 python tests/benchmarks/versions.py 939fafc [--rounds 5] team.py [--tabs 10 --seconds 60]
 The earlier version is taken from git into a folder of its own. This tree's benchmark runs for both, so that the load is
-the same; both use the packages of this environment. Each round runs both, the one that began last second. What they
-print as tables is read: rows of the same name with as many numbers are compared, other rows of one version are only
-told; the name of a row is that of its table, as it is in the heading's first column, and its own.
+the same; but what a tab asks (tabs.py) is of each version. Both use the packages of this environment. Each round runs
+both, the one that began last second. What they print as tables is read: rows of the same name with as many numbers are
+compared, other rows of one version are only told; the name of a row begins with its table's, if that has one.
 """
 
 import argparse
 import io
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import ratios
 
 HERE = Path(__file__).parents[2]
 PACKAGES = ("agent", "server", "dashboard", "migrations")
+BENCHMARKS, OF_EACH = "tests/benchmarks", "tabs.py"
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _MEASURED = re.compile(r", of [\d.]+ a second")
 _ROW = re.compile(r"^\| *([^|]+?) *\| *(.*?) *\|$")
@@ -42,6 +44,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gradcanary-version-") as folder:
         extract(given.revision, Path(folder))
+        own = Path(folder) / BENCHMARKS
+        shutil.copytree(Path(__file__).parent, own, dirs_exist_ok=True, ignore=lambda *_: [OF_EACH])
         trees = {given.revision: Path(folder), "now": HERE}
         found: dict[str, Found] = {name: defaultdict(list) for name in trees}
         for number in range(given.rounds):
@@ -63,7 +67,7 @@ def extract(revision: str, folder: Path) -> None:
 def printed(tree: Path, benchmark: str, arguments: Iterable[str]) -> str:
     """Return what a benchmark prints of the packages of a tree; a missed target (1) is no error."""
     path = os.pathsep.join([*(str(tree / each) for each in PACKAGES), str(HERE / "tests")])
-    command = [sys.executable, str(Path(__file__).with_name(benchmark)), *arguments]
+    command = [sys.executable, str(tree / BENCHMARKS / benchmark), *arguments]
     environ = {**os.environ, "PYTHONPATH": path}
     ended = subprocess.run(command, env=environ, cwd=tree, check=False, stdout=subprocess.PIPE, text=True)
     if ended.returncode not in (0, 1) or not any(rows(ended.stdout)):

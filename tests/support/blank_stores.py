@@ -9,14 +9,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from gradcanary_server.storage.database import Database
-
 FILE = "gradcanary.db"
 """What a collector's folder has."""
 
 
 def migrate(url: str) -> None:
     """Make the tables."""
+    from gradcanary_server.storage.database import Database  # here: benchmarks of earlier versions have no such module
+
     database = Database(url)
     database.migrate()
     database.close()
