@@ -60,8 +60,8 @@ CAUSES: Mapping[str, Cause] = {
         "whole_model",
     ),
     "lora_partner": Cause(
-        "Only one half of the LoRA pairs collapsed. The gradient of lora_A is multiplied by lora_B, and vice versa. "
-        "So weights of the other half that shrink to zero would cause this: by the learning rate, the schedule or the "
+        "Only one half of the LoRA pairs collapsed. The gradient of lora_A is multiplied by lora_B, and the other way "
+        "round: weights of the other half that shrink to zero would do that, by the learning rate, the schedule or the "
         "weight decay of its parameter group.",
         "partner_weights",
     ),
@@ -153,7 +153,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "own_loss_fall": Cause(
         "These parameters are in another optimizer and have backward passes of their own. Their loss is not on record, "
-        "so it is not known whether it explains the fall. If it came down as well, their part of the training "
+        "so whether it explains the fall cannot be told from here: if it came down as well, their part of the training "
         "converges. If it did not, weights behind them have gone, or a factor in front of that loss changed.",
         "whole_model",
     ),
@@ -216,7 +216,7 @@ CAUSES: Mapping[str, Cause] = {
         "factor",
     ),
     "not_in_graph": Cause(
-        "These parameters have no gradient at all, so the loss does not depend on them. The forward pass does not call "
+        "These parameters have no gradient at all, so the loss does not depend on them: the forward pass does not call "
         "their modules, or a .detach(), torch.no_grad() or a conversion to numbers stands between them and the loss. "
         "Adapters may be disabled, or put on modules that are not called.",
         "flow",
@@ -245,8 +245,8 @@ CAUSES: Mapping[str, Cause] = {
         "meant",
     ),
     "never_used": Cause(
-        "The optimizer holds these parameters, and the loss has not depended on them so far. Examples: a head "
-        "that this task does not use, a module that the forward pass does not call.",
+        "The optimizer holds these parameters and the loss has not depended on them so far: a head that this task "
+        "does not use, or a module that the forward pass does not call.",
         "unused",
     ),
     "never_used_unnamed": Cause(
@@ -255,8 +255,9 @@ CAUSES: Mapping[str, Cause] = {
         "unused",
     ),
     "cancelled": Cause(
-        "Gradients reach these parameters and have been exactly zero all along. Either a gate, a mask or weights "
-        "multiply them by zero. Or the loss does not depend on them, as on a bias that a norm or a difference cancels.",
+        "Gradients reach these parameters and have been exactly zero all along. Either they are multiplied by zero, "
+        "as by a gate, a mask or weights, or the loss does not depend on them, as on a bias that a norm or a "
+        "difference cancels.",
         "zero_factor",
     ),
     "lossy_sum": Cause(
@@ -271,8 +272,8 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_sum",
     ),
     "other_dtype": Cause(
-        "A configuration sets one dtype for sums and the tensors have another, or a parameter group has a key that its "
-        "optimizer does not read. That setting does nothing here.",
+        "A configuration asks for sums in one dtype and the tensors are in another, or a parameter group has a key "
+        "that its optimizer does not read: that setting does nothing here.",
         "fp32_sum",
     ),
     "coarse_weights": Cause(
@@ -302,14 +303,14 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "cannot_move": Cause(
         "A step is smaller than half of the distance between two neighbouring numbers of these weights, so float32 "
-        "rounds it away. The learning rate is too low for weights of this size, or the weights are too large.",
+        "rounds it away: the learning rate is too low for weights of this size, or the weights are too large.",
         "cannot_move",
     ),
     "unmoved": Cause(
         "The optimizer steps, and none of the compared weights changes although they have a gradient that is not zero. "
-        "Possible causes: gradients that are cleared or replaced right before the step, an optimizer that skips these "
-        "parameters, weights that are set back inside of the step, or steps that are rounded away. The numbers do not "
-        "show which.",
+        "Which of these it is cannot be known from here: gradients that are cleared or replaced right before the step, "
+        "an optimizer that skips these parameters, weights that are set back inside of the step, or steps so small "
+        "that they are rounded away.",
         "unmoved",
     ),
     "epsilon": Cause(
@@ -318,9 +319,9 @@ CAUSES: Mapping[str, Cause] = {
         "epsilon",
     ),
     "hardly_moves": Cause(
-        "The updates of all parameters are almost zero. Possible causes: a learning rate that is far too low, an eps "
-        "that is far too large, or gradients that become tiny between the backward pass and the step. The numbers do "
-        "not show which.",
+        "The updates of all parameters are next to nothing. Which of these it is cannot be known from here: a learning "
+        "rate that is far too low, an eps that is far too large, or gradients that become tiny between the backward "
+        "pass and the step.",
         "unmoved",
     ),
     "moves_less": Cause(
@@ -336,8 +337,8 @@ CAUSES: Mapping[str, Cause] = {
         "fp32_moments",
     ),
     "stopped_weights": Cause(
-        "These weights moved, and stopped while the learning rate is high. They have grown, or the steps have shrunk, "
-        "beyond the precision of the weights.",
+        "These weights moved and do not any more while the learning rate is high: they have grown, or the steps have "
+        "shrunk, past what their precision can tell apart.",
         "fp32_weights",
     ),
     "fp16_zeros": Cause(
@@ -377,9 +378,9 @@ CAUSES: Mapping[str, Cause] = {
         "nonfinite",
     ),
     "scale_too_low": Cause(
-        "The loss scale has fallen so far that it no longer lifts gradients over float16's smallest number. Smaller "
-        "ones are rounded to exactly zero. It fell because steps with gradients that are not finite were skipped: look "
-        "at the first of these.",
+        "The scale that should lift gradients over float16's smallest number has fallen so far that it does so no "
+        "longer: smaller ones are rounded to exactly zero. It fell because steps with gradients that are not finite "
+        "were skipped: look at the first of these.",
         "nonfinite",
     ),
     "fp16_overflow": Cause(
@@ -410,7 +411,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "gone": Cause(
         "Either the process was killed (out of memory, a time limit, preemption, a machine that went down), or it "
-        "runs and cannot reach the collector. In that case its data will arrive later. Check the job first.",
+        "runs and cannot reach the collector: then its data will arrive later. Check the job first.",
         "restart",
     ),
     "ended_while_stalled": Cause(
@@ -419,14 +420,14 @@ CAUSES: Mapping[str, Cause] = {
         "standstill",
     ),
     "lost_rank": Cause(
-        "Some of its processes send nothing any more, and the others make no step. They probably wait in a collective "
-        "for one that was killed or hangs.",
+        "Some of its processes are not heard of any more, and the others make no step: they probably wait in a "
+        "collective for one that was killed or hangs.",
         "standstill",
     ),
     "waiting": Cause(
-        "Its process does something other than training steps: a long evaluation, a checkpoint or a download. Or it "
-        "waits: for a collective that one rank does not join, for data, a lock or a debugger. Or the loop of a "
-        "notebook is over.",
+        "Its process does something else than training steps, or waits: a long evaluation, a checkpoint or a download; "
+        "a collective that one rank does not join, data that does not come, a lock, a debugger; a notebook whose loop "
+        "is over.",
         "standstill",
     ),
     "exception": Cause(
@@ -454,9 +455,9 @@ CAUSES: Mapping[str, Cause] = {
         "metric",
     ),
     "metric_of_tags": Cause(
-        "Other series of this metric did not change like this. So look for what differs with these tags: their data, "
-        "their weight in the loss, or the program that scores them. The number alone does not show whether the model "
-        "or the evaluation changed.",
+        "Other series of this metric did not change like this, so look at what is particular to these tags: their "
+        "data, their weight in the loss, or the program that scores them. From the number alone it is not known "
+        "whether the model or the evaluation changed.",
         "metric",
     ),
     "metric_of_all": Cause(

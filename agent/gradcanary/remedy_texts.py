@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 _GROUPS = "Print every parameter group with its learning rate and weight decay, and compare with what you meant."
 _PARTNER = (
-    "Print the weights of the other half of these pairs. If they are close to zero, something shrinks them: the weight "
-    "decay and the learning rate of their parameter group, or code that writes them."
+    "Print the weights of the other half of these pairs; if they are close to zero, look for what shrinks them: the "
+    "weight decay and the learning rate of their parameter group, or code that writes them."
 )
 _OWN_GRADIENT = (
     "Look for what changes these gradients alone: a hook on the parameter, or code between backward() and step() that "
@@ -31,8 +31,8 @@ _WHOLE_MODEL = (
     "check what multiplies or divides the loss. If they are not, {back}."
 )
 _DEPTH = (
-    "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth. "
-    "Then use ReLU or GELU instead of sigmoid or tanh, normalisation, residual connections, or an initialisation that "
+    "Print the gradients from the first layer to the last. If they shrink from layer to layer, they vanish with depth: "
+    "use ReLU or GELU in the place of sigmoid or tanh, normalisation, residual connections, or an initialisation that "
     "fits the activation. If not, look for a gate or scale near zero before these parameters."
 )
 _SMALL = (
@@ -52,8 +52,8 @@ _FACTOR = (
     "holds them."
 )
 _CLEAR_GRADIENTS = (
-    "Call zero_grad() of the optimizer that holds these parameters after each of its steps. Start again: the weights "
-    "and the optimizer's averages come from the wrong sums."
+    "Call zero_grad() of the optimizer that holds these parameters after each of its steps, and start again: the "
+    "weights and the optimizer's averages come from the wrong sums."
 )
 _ZERO_FACTOR = (
     "Print what these parameters are multiplied with: gates, masks, weights of the loss, and the weights behind them. "
@@ -107,11 +107,11 @@ _PRINT_HOOKS = "for n, p in model.named_parameters(): print(n, p._backward_hooks
 _UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 _EXPLOSION = (
-    "If nothing clips yet, clip the total norm. Look at the loss and the batches of these steps. If the loss has not "
-    "come down to its level again, {back}. If it happens again, lower the learning rate or warm it up longer."
+    "If nothing clips yet, clip the total norm; look at the loss and the batches of these steps, and where the loss "
+    "has not come down to its level again, {back}. If it happens again, lower the learning rate or warm it up longer."
 )
 _DIVERGING = (
-    "Compare the batch of this step with those before, and print the optimizer's settings. Correct what is wrong, and "
+    "Compare the batch of this step with those before, print the optimizer's settings, correct what is wrong, and "
     "{back}, where the loss was still low. If the batch is like the others, a learning rate or momentum may be "
     "too high. If nothing is wrong and nothing clips yet, clip the total norm."
 )
@@ -128,8 +128,8 @@ _FP32_WEIGHTS = (
     "of the gradients right before optimizer.step(): it may be close to zero."
 )
 _CLIP_LIMIT = (
-    "Print the limit of the clip (max_norm) and the norm of the gradients before it. Raise the limit to a norm that "
-    "only outliers reach: 1 is usual."
+    "Print the limit of the clip (max_norm) and the norm of the gradients before it, and raise the limit to a norm "
+    "that only outliers reach: 1 is usual."
 )
 _LOST_UPDATE = (
     "Look for code of the loop that writes weights: load_state_dict, copy_, .data, a swap with averaged weights. "
@@ -150,17 +150,17 @@ _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
 _WEIGHT_DECAY = (
-    "Correct the weight decay, and {back}. 0.01 to 0.1 is usual. Keep lr * weight_decay far below 1. Weights that it "
-    "shrank do not grow back by themselves."
+    "Set the weight decay right, and {back}. 0.01 to 0.1 is usual, and lr * weight_decay stays far below 1: weights "
+    "that it took do not come back by themselves."
 )
 _RATE_WITH_DECAY = (
-    "Correct the learning rate, and {back}. 1e-5 to 1e-3 is usual for Adam and similar optimizers. Keep "
-    "lr * weight_decay far below 1."
+    "Set the learning rate right, and {back}. 1e-5 to 1e-3 is usual for Adam and its kin, and lr * weight_decay stays "
+    "far below 1."
 )
-_MOMENTUM = "Correct the momentum, and {back}. 0.9 to 0.99 is usual."
+_MOMENTUM = "Set the momentum right, and {back}. 0.9 to 0.99 is usual."
 _RATE_BACK = (
-    "Correct the learning rate of that step, in the schedule or in the script, and {back}. Weights that moved far "
-    "away do not come back by themselves."
+    "Set the learning rate of that step right, in the schedule or in the script, and {back}. Weights that were driven "
+    "far away do not come back by themselves."
 )
 
 TEXTS: Mapping[str, str] = {
@@ -428,14 +428,14 @@ _RESTART = (
     "the end of its log. Start it again from its last checkpoint under the same run name."
 )
 _STANDSTILL = (
-    "See where every rank stands with py-spy dump. The others wait for the rank with the different stack. "
+    "See where every rank stands with py-spy dump: the rank with the different stack is the one the others wait for. "
     "If it evaluates for so long, raise stalled.after_s in rules.yaml."
 )
 
 _STACKS = "py-spy dump --pid PID   # on every rank"
 
 _EXCEPTION = (
-    "Read the traceback at the end of the job's log. The first frame here is the last line of your own code in it. "
+    "Read the traceback at the end of the job's log; the first frame here is the last line of your own code in it. "
     "Then start again from the last checkpoint under the same run name."
 )
 _OUT_OF_MEMORY = (
@@ -445,9 +445,9 @@ _OUT_OF_MEMORY = (
 )
 
 _METRIC = (
-    "Evaluate the last checkpoint before this step again, and compare its samples with present ones. If its number is "
-    "bad now, too, the evaluation or its data changed. If it is as good as it was, the model changed. Then compare the "
-    "data with these tags, and the settings that changed, around this step."
+    "Evaluate the last checkpoint before this step once more, and look at its samples beside present ones. If its "
+    "number is bad now, too, the evaluation or its data changed. If it is as good as it "
+    "was, the model did: compare the data with these tags, and the settings that changed, around this step."
 )
 
 PROCESS_TEXTS: Mapping[str, str] = {
