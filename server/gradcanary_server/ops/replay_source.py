@@ -76,11 +76,7 @@ def _recorded_chunks(
     head: dict[str, Any], layers: dict[int, LayerFacts], lines: Iterator[bytes]
 ) -> Iterator[ReplayChunk]:
     facts = runs.parse_facts(json.dumps(head["facts"]))
-    numbers = [row["number"] for row in head["launches"]]
-    rows = {
-        row["number"]: {**_launch_row(row), "older": frozenset(numbers[:index])}
-        for index, row in enumerate(head["launches"])
-    }
+    rows = {row["number"]: {**_launch_row(row), "has_older": index > 0} for index, row in enumerate(head["launches"])}
     launches: dict[bytes, Launch] = {}
     for line in lines:
         if line not in launches:
