@@ -79,8 +79,11 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
     supervisor = Supervisor(board, serve=lambda _: None, announce=lambda: None)
     timer = threading.Timer(0.8, lambda: (stopping.append(1), os.kill(os.getpid(), signal.SIGTERM)))
     timer.start()
-    supervisor.run()
-    timer.join()
+    try:
+        supervisor.run()
+    finally:
+        timer.cancel()  # without a supervisor the signal would end the tests
+        timer.join()
     assert stopping, "it went on until it was told to end"
     said = "worker 1 could not be started (Resource temporarily unavailable): it is started again in"
     assert sum(each.getMessage().startswith(said) for each in caplog.records) >= 2
