@@ -53,14 +53,18 @@ printf "refused %d\\n", $refused
 
 # Makes a late gdb let go, even if the command that waits for it was killed. A stop of the process ends a call that is
 # under way, and the script with it; gdb hands an interrupt or a SIGTERM on to the process, where it may come after the
-# call and end the training (2 of 160; by a stop: 0 of 250). As a part of gdb's group it keeps the id of that in use.
+# call and end the training (2 of 160; by a stop: 0 of 250). A stop that comes between two calls ends nothing, so there
+# is another every second. As a part of gdb's group it keeps the id of that in use.
 WATCHDOG = """\
 gdb=$$
 is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
 (
     sleep {late}
-    is_traced && kill -STOP {pid}
-    for _ in $(seq {looks}); do is_traced && sleep 0.1; done
+    for look in $(seq 0 {looks}); do
+        is_traced || break
+        [ $((look % 10)) = 0 ] && kill -STOP {pid}
+        sleep 0.1
+    done
     kill -KILL $gdb
     sleep 0.1
     grep -q "^State:.T" /proc/{pid}/status && kill -CONT {pid}

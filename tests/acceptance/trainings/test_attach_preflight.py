@@ -32,10 +32,11 @@ PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 FREE_ID = 2**22 - 1
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[str]"]:
+@pytest.fixture
+def python(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """A Python with threads that looks as if it had torch, and has not."""
-    with program(sys.executable, "-S", "-c", LOOP, str(mapped(tmp_path_factory.mktemp("torch")))) as started:
+    (tmp_path / "torch").mkdir()
+    with program(sys.executable, "-S", "-c", LOOP, str(mapped(tmp_path / "torch"))) as started:
         yield started
 
 

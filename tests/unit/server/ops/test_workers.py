@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -71,20 +70,17 @@ def test_a_worker_that_reports_no_more_is_said_to_hang(board: WorkerBoard) -> No
 def test_a_worker_that_cannot_be_started_is_tried_again(
     board: WorkerBoard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    asked: list[int] = []
+
     def refused() -> int:
+        asked.append(1)
+        if len(asked) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)  # the supervisor's, which calls this: it ends as it would on Ctrl-C
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refused)
-    stopping: list[int] = []
-    supervisor = Supervisor(board, serve=lambda _: None, announce=lambda: None)
-    timer = threading.Timer(0.8, lambda: (stopping.append(1), os.kill(os.getpid(), signal.SIGTERM)))
-    timer.start()
-    try:
-        supervisor.run()
-    finally:
-        timer.cancel()  # without a supervisor the signal would end the tests
-        timer.join()
-    assert stopping, "it went on until it was told to end"
+    Supervisor(board, serve=lambda _: None, announce=lambda: None).run()
+    assert len(asked) == 4, "it went on until it was told to end"
     said = "worker 1 could not be started (Resource temporarily unavailable): it is started again in"
     assert sum(each.getMessage().startswith(said) for each in caplog.records) >= 2
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
