@@ -127,9 +127,8 @@ class SessionHello:
         return not had_left_out
 
     def mark_sent(self) -> None:
-        """Note that the collector has it. A session cannot change ``late`` from now on."""
+        """Note that the collector has it."""
         self._sent, self._leaves_out, self._dumped = self.hello(), False, (None, b"")
-        self._late = self._sent.late
         self.was_sent = True
 
     def mark_unknown(self) -> None:

@@ -60,7 +60,7 @@ def register_session(
     sets |= new_sets if admitted is None else rank_layers.separate_sets(connection, admitted, new_sets)
     if stored is not None:
         merged = _merge_hellos(wire.Hello(**{**json.loads(stored.hello), "layer_sets": (), "facts": ()}), hello)
-        runs.set_first_step(connection, run_id, launch_no, merged.first_step)
+        runs.set_first_step(connection, run_id, launch_no, merged)
         is_sharded = stored.is_sharded or (not stored.next_seq and bool(merged.sharded))  # its batches decide
         values = {"hello": _dump_hello(merged), "layer_sets": json.dumps(sets)}
         record_activity(connection, stored, now, values | _role_columns(hello.rank, sharded=is_sharded))
@@ -229,13 +229,16 @@ def _dump_hello(hello: wire.Hello) -> str:
 
 
 def _merge_hellos(stored: wire.Hello, repeat: wire.Hello) -> wire.Hello:
-    """Return the stored hello with its None fields filled in; raises RequestError 409 on any other difference."""
+    """Return the stored hello with its None fields filled in; raises RequestError 409 on any other difference.
+
+    ``late`` is known with the first step.
+    """
     filled: dict[str, object] = {}
     for field in wire.Hello.__dataclass_fields__:
         if field in ("layer_sets", "facts", *wire.Hello.EXTRAS):
             continue
         old, new = getattr(stored, field), getattr(repeat, field)
-        if old is None:
+        if old is None or (field == "late" and stored.first_step is None):
             filled[field] = new
         elif new is not None and new != old:
             raise RequestError(409, "conflict", f"This session said {field} = {old!r} before.", field)

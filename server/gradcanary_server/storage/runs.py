@@ -360,7 +360,7 @@ def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started:
     lacking = [row for row in rows if row.launch == hello.launch and row.launch_no not in with_rank]
     if lacking:
         nearest = min(reversed(lacking), key=lambda row: abs(float(row.started) - started))
-        set_first_step(connection, run_id, nearest.launch_no, hello.first_step)
+        set_first_step(connection, run_id, nearest.launch_no, hello)
         return int(nearest.launch_no)
     number = max((row.launch_no for row in rows), default=0) + 1
     started = max([started, *(row.started for row in rows if row.started > now)])
@@ -400,9 +400,10 @@ def merged_session_id(launch_no: int) -> str:
     return f"+{launch_no}"
 
 
-def set_first_step(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
+def set_first_step(connection: Connection, run_id: int, launch_no: int, hello: wire.Hello) -> None:
+    """Store where a launch began, and whether it had trained before, once a hello of it says that."""
     unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
-    connection.execute(update(launch).where(unknown).values(first_step=first_step))
+    connection.execute(update(launch).where(unknown).values(first_step=hello.first_step, late=hello.late))
 
 
 def check_deleted(connection: Connection, run_name: str, session_id: str) -> None:

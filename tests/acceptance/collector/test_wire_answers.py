@@ -115,6 +115,18 @@ def test_a_hello_may_be_repeated_and_filled_but_not_changed(session, stream):
     assert refused(session.put_hello(stream.hello(launch="another")), 409, "conflict", "launch")
 
 
+def test_late_is_known_with_the_first_step(session):
+    """A resumed training is heard of before its first step. Its layers were low before anybody looked."""
+    stream = streams.Stream(streams.healthy(60, 6, level=1e-6), first_step=12_000)
+    assert session.put_hello(stream.hello(first_step=None, step_source=None)).status_code == 200
+    assert session.put_hello(stream.hello(late=True)).status_code == 200
+    assert refused(session.put_hello(stream.hello(late=False)), 409, "conflict", "late")
+    assert session.post_batch(0, stream.batch(0, 60)).status_code == 200
+    (found,) = httpx.get(f"{session.url}/api/v1/incidents", params={"run": session.run}).json()["incidents"]
+    told = httpx.get(f"{session.url}/api/v1/incidents/{found['id']}").json()
+    assert {layer["evidence"] for layer in told["layers"]} == {"joined_late"}
+
+
 def test_another_protocol_is_426_whatever_else_the_hello_says(session, stream):
     assert refused(session.put_hello(stream.hello(protocol=2)), 426, "unknown_protocol")
     future = json.dumps({"protocol": 7, "something": "new"}).encode()

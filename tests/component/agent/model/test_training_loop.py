@@ -14,6 +14,7 @@ from gradcanary import identity
 from gradcanary.attach.resident import AttachedWatch
 from gradcanary.settings import Settings
 from support.agent.recorded import Recorded, recording
+from support.waiting import eventually
 
 Optimizer = torch.optim.Optimizer
 AT = 12_000
@@ -71,6 +72,20 @@ def test_the_first_step(
     hello = collector.hellos[-1]
     assert (hello["first_step"], hello["step_source"], hello["late"]) == (first, source, late)
     assert collector.steps() == [first, first + 1, first + 2]
+
+
+def test_a_resumed_training_that_prepares_for_long_is_late_too() -> None:
+    """Its first hello is sent before its first step, when nobody can know."""
+    with recording() as collector:
+        model = nn.Linear(4, 4)
+        optimizer = resumed(adam(model), AT)
+        with gradcanary.watch(model, optimizer, url=collector.url, run="prepares"):
+            eventually(lambda: collector.hellos)
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+    first, last = collector.hellos[0], collector.hellos[-1]
+    assert (first["first_step"], first["late"]) == (None, False)
+    assert (last["first_step"], last["late"]) == (AT, True)
 
 
 def test_the_environment_gives_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
