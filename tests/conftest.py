@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from gradcanary import cli
 from support import citus, postgres, warm
 from support.collectors import Collector
+from support.effort import EFFORT
 
 # A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,7 +26,9 @@ _STATE = tempfile.TemporaryDirectory(prefix="gradcanary-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # A machine that does other things is slow now and then, which is not what these tests are about.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient", max_examples=40 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
@@ -53,7 +56,19 @@ def _dialect(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: nobody looks through it again, neither Python for garbage nor the agent for models."""
+    _keep()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Keep what the tests of a file leave: a search for models took seconds after some thousand tests."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _keep()
+
+
+def _keep() -> None:
+    """What is there stays: nobody looks through it again, neither Python for garbage nor the agent for models."""
     gc.collect()
     gc.freeze()
 

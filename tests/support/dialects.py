@@ -6,6 +6,9 @@ import pytest
 
 from support import blank_stores
 
+one_store = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+"""For long tests of rules, words and hours: their statements are run on both databases by other tests."""
+
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
 def dialect(request: pytest.FixtureRequest) -> str:

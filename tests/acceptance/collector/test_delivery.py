@@ -5,6 +5,7 @@ import time
 import httpx
 import pytest
 
+from support.dialects import one_store
 from support.receivers import SECRET, hang
 from support.streams import Session, Stream, collapsed, healthy
 from support.waiting import eventually
@@ -87,6 +88,7 @@ def test_a_kill_before_the_answer_repeats_the_same_message(caught):
     eventually(lambda: delivered(collector))
 
 
+@one_store
 def test_a_run_that_is_not_heard_of_is_told_and_so_is_its_return(collector_factory, receiver_factory, tmp_path):
     receiver = receiver_factory()
     rules = tmp_path / "rules.yaml"
@@ -107,6 +109,7 @@ def test_a_run_that_is_not_heard_of_is_told_and_so_is_its_return(collector_facto
     assert told[1]["data"]["counts"] == {"firing": 0, "ever": 0, "layers": 4}
 
 
+@one_store
 def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text(MISSED)
@@ -119,6 +122,7 @@ def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
     assert headline == "2 of 4 parameters collapsed at step 240; nothing heard since step 399"
 
 
+@one_store
 @pytest.mark.parametrize("is_known", [True, False], ids=["answered", "under_way"])
 def test_deleted_run_sends_its_resolution_and_is_not_shown(collector_factory, receiver_factory, tmp_path, is_known):
     """Though the collector is killed there and then, and another run takes the name.

@@ -295,7 +295,7 @@ def seen(store, points):
     return answer
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories(), st.sampled_from([3, 50, 1000]), st.booleans())
 def test_arrival_order_of_launches_does_not_show(store, small_tiles, story, points, compacts):
     in_order, mixed = story

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from support.dialects import one_store
 from support.receivers import SECRET
 from support.streams import Session, Stream, collapsed
 
@@ -25,6 +26,7 @@ def versions(collector):
     return rules["rules_version"], run["rules_version"], run["revision"]
 
 
+@one_store
 def test_a_changed_rule_says_nothing_of_what_it_finds_again(collector_factory, receiver_factory, tmp_path):
     rules, receiver = tmp_path / "rules.yaml", receiver_factory()
     rules.write_text(PACE)
@@ -86,6 +88,7 @@ def test_a_changed_rule_says_nothing_of_what_it_finds_again(collector_factory, r
     assert told[2:] == [("gradient.vanished.resolved", "recovered")], "the end of collapse is told in an hour"
 
 
+@one_store
 def test_runs_that_nobody_heard_of_again_are_judged_anew_when_they_send(collector_factory, tmp_path):
     """Without an open incident nothing is done at the start: counts that do not fire yet are taken back then."""
     rules = tmp_path / "rules.yaml"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from support import streams
+from support.dialects import one_store
 
 STEPS, LAYERS = 320, 20
 
@@ -79,6 +80,7 @@ def told_twice(tmp_path_factory, new_db):
     collector.kill()
 
 
+@one_store
 @pytest.mark.parametrize(
     ("name", "rules", "low", "worst"),
     [
@@ -99,16 +101,19 @@ def test_rule_verdicts_of_runs(told_twice, name, rules, low, worst):
     assert len(firing) == rules.get("collapse", 0)
 
 
+@one_store
 def test_a_restart_changes_nothing(told_twice):
     before, after = told_twice
     assert before == after
 
 
+@one_store
 def test_a_suspect_layer_is_one_after_the_restart(told_twice):
     _, layers, _ = told_twice[1]["suspect"]
     assert [layer["layer"] for layer in layers if layer["rules"].get("collapse") == "suspect"] == [4]
 
 
+@one_store
 def test_all_gradients_at_zero_are_told_as_that(told_twice):
     _, _, (incident,) = told_twice[0]["loss_times_zero"]
     assert "All gradients became exactly zero at step 200" in incident["summary"]

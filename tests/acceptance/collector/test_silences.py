@@ -16,6 +16,7 @@ from gradcanary_server.notify import endpoints, outbox, planner
 from gradcanary_server.rules.config import Pace
 from gradcanary_server.storage.schema import incident
 from support.collectors import Collector
+from support.dialects import one_store
 from support.receivers import Receiver
 from support.server.transitions import fired
 from support.streams import Session, Stream, collapsed, healthy, shared_client
@@ -113,6 +114,7 @@ def rows(*parts):
     return absmax
 
 
+@one_store
 def test_reminders_until_acked_then_resolved_reopened_and_the_end_of_the_run(stage):
     grown = tuple(range(0, 16, 2))
     parts = ((AT, (), 1), (30, FALLEN, 1e-3), (30, grown, 1e-3), (200, (), 1), (40, (6,), 1e-3))
@@ -144,6 +146,7 @@ def test_reminders_until_acked_then_resolved_reopened_and_the_end_of_the_run(sta
     assert story.kinds().count("resolved") == 1
 
 
+@one_store
 def test_silenced_incident_is_sent_once_after_the_silence(stage):
     collector, _ = stage
     absmax = rows((AT, (), 1), (30, FALLEN, 1e-3), (200, (), 1))

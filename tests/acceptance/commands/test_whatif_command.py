@@ -11,6 +11,7 @@ import torch
 
 from support.agent.fixtures import complaints
 from support.collectors import Collector
+from support.effort import EFFORT
 from support.scheduled_trainings import TRAININGS, Lora, Mlp, Training, cosine, cut
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -18,13 +19,12 @@ Typed = Callable[..., tuple[int, str, str]]
 CUT = {each.name: replace(each, steps=1_100) for each in TRAININGS if each.name.endswith(("cut-10", "cut-100"))}
 DECAY = {"steps": 1_500, "changes": (600,), "dtype": torch.float32, "is_lora": True}
 SICK = (
-    *CUT.values(),
+    *(CUT.values() if EFFORT > 1 else [CUT["transformer-cut-10"]]),
     Training("mlp-cosine-short", lambda: Mlp(0.15), cosine(2e-3, 1e-6, 1_200), steps=1_200, changes=(500,)),
     Training("decay-rise", Lora, cut(1e-6, 600, 2.0), weight_decay=1_500, **DECAY),
     Training("decay-halved", Lora, cut(2e-6, 600, 0.5), weight_decay=1_400, **DECAY),
 )
 HEALTHY = (
-    Training("healthy-mlp", Mlp, cut(1e-3, 600), steps=1_000, dtype=torch.float32),
     Training("healthy-adapters", Lora, cut(1e-3, 600), steps=1_000, dtype=torch.float32, is_lora=True),
     Training("healthy-bf16", Mlp, cut(4e-3, 600, 0.5), steps=1_000),
 )

@@ -197,9 +197,9 @@ def test_attach_without_a_collector_is_reported(joined: Training, typed: Typed, 
     assert joined.is_as(untouched)
 
 
-def test_attach_and_detach_fifty_times(joined: Training, untouched: dict[str, object]) -> None:
+def test_attach_and_detach_twenty_times(joined: Training, untouched: dict[str, object]) -> None:
     """Found in its loop, in a forward, in a backward pass and in a step; ``attach_soak.py`` does it more often."""
-    times = [attach_soak.cycle(joined) for _ in range(50)]
+    times = [attach_soak.cycle(joined) for _ in range(20)]
     print(attach_soak.summed(times))
     assert joined.is_as(untouched)
 

@@ -22,7 +22,7 @@ from support import streams
 from support.server import stories
 from support.server.archives import LAYERS, Store
 
-quick = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

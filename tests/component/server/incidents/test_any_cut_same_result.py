@@ -100,7 +100,7 @@ def send(collector, name, life, cuts=((), (), ()), chaos=None):
 cuttings = st.lists(st.lists(st.integers(0, 125), max_size=5).map(tuple), min_size=3, max_size=3)
 
 
-@settings(max_examples=6, phases=[Phase.reuse, Phase.generate])
+@settings(max_examples=4, phases=[Phase.reuse, Phase.generate])
 @given(lives(), cuttings, st.data())
 def test_the_same_incidents_however_a_stream_is_cut_repeated_and_restarted(collector, life, cuts, data):
     assert len(life[0][0].layers) == LAYERS

@@ -303,7 +303,7 @@ jumps = st.sampled_from([-30.0, 30.0, 10 * MINUTE, -10 * MINUTE, HOUR, -HOUR, 24
 pauses = st.sampled_from([0.0, 40.0, 180.0, 400.0])
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     story=st.lists(st.tuples(jumps, pauses), min_size=1, max_size=6), dies_at=st.integers(0, 6), restarts=st.booleans()
 )
@@ -488,7 +488,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(story=st.lists(events, min_size=3, max_size=12))
 def test_incident_and_state_agree_and_who_speaks_is_not_missed(module_archive, story):
     with pytest.MonkeyPatch.context() as monkeypatch:

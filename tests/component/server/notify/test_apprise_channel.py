@@ -25,6 +25,7 @@ from gradcanary_server.notify.dispatcher import Dispatcher
 from gradcanary_server.notify.sender import Sender
 from gradcanary_server.notify.webhook import TransportError
 from gradcanary_server.storage.schema import attempt, endpoint
+from support.dialects import one_store
 from support.receivers import Receiver, accepted, hang, status
 from support.server.stores import SLOW, URL
 from support.server.transitions import fired
@@ -330,6 +331,7 @@ def test_an_address_that_apprise_does_not_know_is_refused_and_not_repeated(monke
         apprise_channel.open_channels(["json://127.0.0.1"])
 
 
+@one_store
 @pytest.mark.slow
 def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_factory, receiver_factory, tmp_path):
     hook, loud, service = receiver_factory(), receiver_factory(), receiver_factory(status(500))

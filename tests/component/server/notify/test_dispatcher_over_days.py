@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from gradcanary_server.rules.config import Pace
 from gradcanary_server.storage.schema import endpoint
+from support.dialects import one_store
 from support.receivers import status
 from support.server.clocks import delivering, listen
 from support.server.transitions import fired, resolved
@@ -19,6 +20,7 @@ def told(receiver):
     return [(message.type.rsplit(".", 1)[1], message.data["counts"]["ever"]) for message in receiver.got]
 
 
+@one_store
 def test_a_receiver_that_was_down_for_three_days_hears_what_is_true_once(new_store, receiver_factory):
     days, receiver = new_store(), receiver_factory(*[status(503)] * 1000)
     listen(days, receiver)
@@ -41,6 +43,7 @@ def test_a_receiver_that_was_down_for_three_days_hears_what_is_true_once(new_sto
     assert days.rows(select(endpoint.c.disabled))[0]["disabled"] is None
 
 
+@one_store
 def test_layers_that_trickle_in_for_a_day_are_told_by_doubling(new_store, receiver_factory):
     days, receiver = new_store(), receiver_factory()
     listen(days, receiver)
@@ -64,6 +67,7 @@ def flap(store, receiver, restarting):
     return [(message.id, message.type, message.data["counts"], message.data["state"]) for message in receiver.got]
 
 
+@one_store
 def test_a_dispatcher_that_begins_anew_each_hour_says_what_one_says_that_never_ends(new_store, receiver_factory):
     store, other = new_store(), new_store()
     anew = flap(store, receiver_factory(), lambda: delivering(store))
@@ -72,6 +76,7 @@ def test_a_dispatcher_that_begins_anew_each_hour_says_what_one_says_that_never_e
     assert 4 <= len(anew) <= 9
 
 
+@one_store
 def test_the_end_by_a_changed_rule_is_told_when_the_rule_did_not_find_the_same_again(new_store, receiver_factory):
     days, receiver = new_store(), receiver_factory()
     listen(days, receiver)

@@ -256,6 +256,6 @@ def test_any_story_of_incidents_and_receivers(new_store_url):
     store = Store(new_store_url(), layer_names(LAYERS))
     machine = type("MailOfStore", (Mail,), {"store": store})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=8, stateful_step_count=20, phases=[Phase.generate])
+        machine, settings=settings(max_examples=5, stateful_step_count=20, phases=[Phase.generate])
     )
     store.database.close()

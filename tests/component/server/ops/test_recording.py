@@ -12,6 +12,7 @@ from gradcanary_server.rules.state import RuleState
 from gradcanary_server.storage import rule_states, runs
 from gradcanary_server.tsdb import retention, tiles
 from support import streams
+from support.dialects import one_store
 from support.server.archives import LAYERS, RUN
 
 
@@ -38,6 +39,7 @@ def folded_again(archive):
     return state.pack(), packed
 
 
+@one_store
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

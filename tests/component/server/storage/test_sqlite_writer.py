@@ -335,7 +335,7 @@ def test_the_log_of_a_linked_file_is_measured(disk, tmp_path):
         store.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["keep", "raise", "fail"])), min_size=1, max_size=12))
 def test_acknowledged_work_is_kept_and_failed_work_is_not(tmp_path_factory, works):
     """Each work is shared or not, and is kept, raises, or meets a disk that fails."""

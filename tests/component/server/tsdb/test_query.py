@@ -25,7 +25,7 @@ from support import streams, wide_runs
 from support.server import stories
 from support.server.archives import LAYERS, ROUGH, RUN, Store, decoded
 
-quick = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def wide(tmp_path_factory):
     st.sampled_from([None, "[37]"]),
     st.sampled_from([5_000, 40_000]),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_shares_in_which_layers_are_read_do_not_show(wide, value, order, rows, columns, match, cells):
     picture = HeatmapOptions(value, order, match, rows)
     with pytest.MonkeyPatch.context() as patch:

@@ -60,7 +60,7 @@ def drawn(store, points, begin, end):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stories.launches(longest=150),
     st.sampled_from([0, 0, 5]),
@@ -130,7 +130,7 @@ def assert_nothing_kept_shows(store, archive, points):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories.launches(longest=60), st.randoms(use_true_random=False), st.sampled_from([9, 50, 600]))
 def test_a_reader_that_stays_open_answers_as_a_new_one(store, story, random, points):
     """Between its questions launches send by turns, each batch twice; another process compacts, thins and deletes."""

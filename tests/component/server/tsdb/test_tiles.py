@@ -14,6 +14,7 @@ from gradcanary_server.api import layer_table
 from gradcanary_server.storage.schema import batch, session, tile
 from gradcanary_server.tsdb import compaction, rollup, tiles
 from support import streams
+from support.dialects import one_store
 from support.server import stories
 from support.server.archives import LAYERS, ROUGH, RUN, Store, decoded
 from support.server.stories import stream
@@ -26,7 +27,7 @@ def small_tiles(monkeypatch):
     return monkeypatch
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stories.launches(50),
     st.sampled_from([1, 9, 100, 600]),
@@ -45,7 +46,7 @@ def test_compaction_does_not_show(module_archive, small_tiles, story, points, so
         module_archive.forget()
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 50, 700]), st.lists(st.integers(0, 20), max_size=4))
 def test_time_of_compaction_does_not_show(module_archive, small_tiles, seed, points, cuts):
     made = stream(np.random.default_rng(seed), 400, 0, 1)
@@ -64,6 +65,7 @@ def test_time_of_compaction_does_not_show(module_archive, small_tiles, seed, poi
     assert found[0] == found[1] == module_archive.pictures(points)
 
 
+@one_store
 def test_envelopes_are_those_of_a_plain_reading(archive):
     rng = np.random.default_rng(5)
     made = stream(rng, 6_000, 40, 1)
@@ -105,6 +107,7 @@ def test_the_log_is_emptied_and_a_late_retry_is_a_duplicate(archive):
     assert archive.count(batch) == 0
 
 
+@one_store
 def test_a_live_run_keeps_less_than_a_tile_in_the_log(archive):
     archive.send("s", stream(np.random.default_rng(2), 5000, 0, 1), 64)
     archive.compactor.compact()

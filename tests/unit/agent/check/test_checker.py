@@ -97,7 +97,7 @@ STATEMENTS = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(STATEMENTS, min_size=1, max_size=6))
 def test_no_program_raises_and_each_place_is_in_the_file(statements: list[str]) -> None:
     text = "import torch\n" + "\n".join(statements)

@@ -76,7 +76,7 @@ def rgba(colour: str) -> list[float]:
     return [*red_green_blue, 255 * alpha]
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(CELLS, st.floats(1e-7, 1e-1))
 def test_each_pixel_has_the_colour_of_its_cell_on_the_page(cells: np.ndarray, enter: float) -> None:
     answer = answer_of(cells, threshold={"enter": enter})

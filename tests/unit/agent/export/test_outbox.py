@@ -54,7 +54,7 @@ def drained(store: Spool) -> list[StoredBatch]:
 ACTS = st.lists(st.tuples(st.sampled_from(["append", "append", "pop", "reopen"]), st.integers(0, 50)), max_size=40)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(ACTS)
 def test_a_spool_holds_what_was_put_there_and_so_for_the_next_process(acts):
     with tempfile.TemporaryDirectory() as folder:

@@ -88,7 +88,7 @@ def float32(value: float) -> float:
 
 
 @given(st.lists(st.tuples(DTYPES, st.lists(MODERATE, min_size=1, max_size=40)), min_size=1, max_size=6))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_norm_and_absmax_are_those_of_float64(given_gradients: list[tuple[torch.dtype, list[float]]]) -> None:
     """Mixed dtypes are measured in groups and come back under their own index."""
     tensors = {3 * i: torch.tensor(values).to(dtype) for i, (dtype, values) in enumerate(given_gradients)}
@@ -104,7 +104,7 @@ def test_norm_and_absmax_are_those_of_float64(given_gradients: list[tuple[torch.
 
 
 @given(DTYPES, st.integers(1, 300), st.integers(2, 5), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_small_gradients_of_one_shape_have_the_same_bits_as_alone(
     dtype: torch.dtype, elements: int, layers: int, draws: random.Random
 ) -> None:
@@ -125,7 +125,7 @@ def test_small_gradients_of_one_shape_have_the_same_bits_as_alone(
 
 
 @given(st.lists(FLOATS | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=20), DTYPES)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_an_absmax_is_finite_exactly_where_every_element_is(values: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(values).to(dtype)
     numbers = read(measure({0: tensor}, [0], [0]))
@@ -143,7 +143,7 @@ def test_a_long_norm_of_low_precision_is_summed_in_float32(dtype: torch.dtype) -
 
 
 @given(st.lists(MODERATE, min_size=1, max_size=30), DTYPES)
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_the_norm_of_one_is_the_norm_of_many_bit_for_bit(values: list[float], dtype: torch.dtype) -> None:
     """A clip is told from equal norms: measured in a group or alone must not differ."""
     tensor = torch.tensor(values).to(dtype)
@@ -166,7 +166,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     st.randoms(use_true_random=False),
     st.booleans(),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_large_gradients_are_measured_in_pieces(
     given_gradients: dict[int, tuple[torch.dtype, str, int]], chunk: int, draws: random.Random, by_norm: bool
 ) -> None:
@@ -337,7 +337,7 @@ def test_readable_tensors() -> None:
 @given(
     st.lists(st.lists(FLOATS, min_size=1, max_size=10), min_size=1, max_size=4), st.sampled_from([None, 1.0, 65536.0])
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_a_row_is_finite_and_its_norm_never_under_its_absmax(values: list[list[float]], scale: float | None) -> None:
     """A float32 L2 underflows under 1e-19 and overflows over 1e19; the row says something true there too."""
     row = Reader(None, reraise).read(record_of([torch.tensor(each) for each in values], scale=scale))

@@ -94,7 +94,7 @@ def check(told: str, before: Floats, high_before: Floats, since: Floats, high_si
 def test_every_claim_about_a_loss_is_true() -> None:
     used: set[str] = set()
 
-    @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=240, deadline=None, suppress_health_check=list(HealthCheck))
     @given(courses())
     @example(dipped())
     def hold(course: tuple[Floats, Floats, Floats, Floats]) -> None:

@@ -288,7 +288,7 @@ def incidents(draw: st.DrawFn, rule: str) -> tuple[Incident, Members]:
 def test_every_claim_about_layers_is_true(rule: str) -> None:
     used: set[tuple[str, str | None]] = set()
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
     @given(incidents(rule))
     def check(drawn: tuple[Incident, Members]) -> None:
         used.update(check_layers(*drawn))

@@ -122,7 +122,7 @@ changes = st.lists(
 
 
 @given(changes, st.lists(st.integers(0, 40), max_size=5))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_any_cutting_of_the_changes_gives_the_same_incident(story, cuts):
     whole = moved(*story)
     places = [0, *sorted(cuts), len(story)]
@@ -142,7 +142,7 @@ def test_any_cutting_of_the_changes_gives_the_same_incident(story, cuts):
 
 
 @given(changes)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_counts_are_those_of_the_members(story):
     for case in moved(*story):
         firing = sum(member.until_step is None for member in case.members.values())

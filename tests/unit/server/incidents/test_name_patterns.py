@@ -43,7 +43,7 @@ plain_names = st.lists(st.one_of(numbers, words), min_size=1, max_size=5).map(".
 
 
 @given(st.sets(plain_names, min_size=1, max_size=40), st.sets(plain_names, max_size=40), st.integers(1, 20))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_every_name_is_covered_within_the_limit(names, others, limit):
     found = compress_names(names, sorted(others - names), limit)
     assert len(found) <= limit
@@ -52,7 +52,7 @@ def test_every_name_is_covered_within_the_limit(names, others, limit):
 
 
 @given(st.sets(plain_names, min_size=1, max_size=15), st.sets(plain_names, min_size=1, max_size=40))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_while_there_is_room_no_healthy_layer_is_covered(names, others):
     healthy = sorted(others - names)
     found = compress_names(names, healthy, 15)
@@ -61,6 +61,6 @@ def test_while_there_is_room_no_healthy_layer_is_covered(names, others):
 
 
 @given(st.sets(st.text(max_size=30), min_size=1, max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_hostile_names_stay_within_the_limit(names):
     assert 1 <= len(compress_names(names, ["healthy"], 5)) <= 5

@@ -137,7 +137,7 @@ def test_a_loss_at_the_ends_of_all_numbers_is_drawn(values, is_log):
     levels,
     levels,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_values_and_names_are_drawn(rows, since, text, is_log, threshold, reference):
     curves = [curve(row, steps=since + np.arange(len(row)), name=text, note=text, reference=reference) for row in rows]
     panels = [Panel(text, curves, is_log, threshold)] if curves else []

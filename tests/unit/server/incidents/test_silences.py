@@ -111,7 +111,7 @@ def tell(story, world=None):
 @example([HEARD, SILENT, OVER])
 @example([HEARD, (("end", None), 3 * PACE.interval_s), (("fire", [0]), 0.0), OVER])
 @example([HEARD, OVER, SILENT, (("fire", [0]), 0.0), (("end", None), 0.0)])
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_once_nothing_is_silenced_the_last_word_is_true(story):
     world = tell(story)
     world.silenced = frozenset()
@@ -132,7 +132,7 @@ def test_once_nothing_is_silenced_the_last_word_is_true(story):
 @given(stories)
 @example([(("silence", [1]), 0.0), (("fire", [0, 1]), 0.0), (("resolve", [0]), 11.0)])
 @example([HEARD, (("fire", [1]), 0.0), OVER_AT_ONCE, (("fire", [0]), 0.0), (("silence", [0]), 0.0), ENDED])
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_message_names_nobody_who_is_silenced_and_somebody_who_is_not(story):
     for told, what, named, silenced in tell(story).messages:
         assert named
@@ -142,7 +142,7 @@ def test_a_message_names_nobody_who_is_silenced_and_somebody_who_is_not(story):
 
 
 @given(stories)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_opened_comes_first_and_resolved_never_twice(story):
     world = tell(story)
     kinds = world.kinds()
@@ -155,7 +155,7 @@ def test_opened_comes_first_and_resolved_never_twice(story):
 
 @given(stories)
 @example([HEARD, OVER, SILENT, (("fire", [0, 1]), 0.0), OVER])
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_the_end_of_a_silence_is_one_message_at_most_and_only_an_end_of_what_is_over(story):
     world = tell(story)
     world.silenced = frozenset(LAYERS)

@@ -34,7 +34,7 @@ def shard(numel, state, **values):
     return Shard(np.array([numel]), np.full((1, 1), state, np.uint8), planes)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.floats(-8, 8))
 def test_every_stat_of_the_parts_is_that_of_the_whole(seed, sizes, decades):
     rng = np.random.default_rng(seed)

@@ -102,7 +102,7 @@ hostile = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, ma
 
 
 @given(st.lists(hostile, min_size=1, max_size=40, unique=True))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_any_names_fit(names):
     body = sealed(names, range(0, len(names), 2), run="r" * 100)
     assert len(body) < payload.MAX_BODY
@@ -110,7 +110,7 @@ def test_any_names_fit(names):
 
 
 @given(st.text(max_size=300), st.integers(3, 400))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_clipped_text_keeps_its_beginning_and_its_limit(text, size):
     clipped = payload.truncate_bytes(text, size)
     assert len(json.dumps(clipped, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2 <= size

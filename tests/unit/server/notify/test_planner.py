@@ -264,7 +264,7 @@ def tell(story):
 
 
 @given(stories)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_two_messages_keep_the_distance_of_their_reopenings(story):
     world = tell(story)
     for before, after in zip(world.messages, world.messages[1:], strict=False):
@@ -273,7 +273,7 @@ def test_two_messages_keep_the_distance_of_their_reopenings(story):
 
 
 @given(stories)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_the_last_word_is_true(story):
     world = tell(story)
     world.wait(40 * PACE.interval_s)
@@ -288,7 +288,7 @@ def test_the_last_word_is_true(story):
 
 
 @given(stories)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_every_layer_that_fired_is_covered_at_the_latest_when_it_is_over(story):
     world = tell(story)
     if not world.messages:
@@ -299,7 +299,7 @@ def test_every_layer_that_fired_is_covered_at_the_latest_when_it_is_over(story):
 
 
 @given(stories)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_reminder_covers_every_layer_within_a_day(story):
     world = tell(story)
     if world.case is None or world.case.incident.state == "resolved":
@@ -311,7 +311,7 @@ def test_a_reminder_covers_every_layer_within_a_day(story):
 
 
 @given(stories)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_opened_once_and_growth_at_most_log2(story):
     kinds = tell(story).kinds()
     assert kinds.count("opened") <= 1
@@ -321,7 +321,7 @@ def test_opened_once_and_growth_at_most_log2(story):
 
 
 @given(stories)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_nothing_is_due_twice(story):
     world = tell(story)
     if world.case is None or world.told is None:

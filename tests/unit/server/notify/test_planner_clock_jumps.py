@@ -136,7 +136,7 @@ pauses = st.sampled_from([0.0, 1.0, 11.0, ROUND_S, PACE.interval_s, 2 * HOUR, DA
 stories = st.lists(st.tuples(events, pauses), min_size=2, max_size=25)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(stories)
 @example(
     [

@@ -325,7 +325,7 @@ def is_told(world, incident, seen=()):
 
 
 @given(stories, targets)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_no_incident_is_lost_and_none_is_told_beside_its_cause(story, target):
     world = play(story, target)
     for number, incident in world.incidents.items():
@@ -338,7 +338,7 @@ def test_no_incident_is_lost_and_none_is_told_beside_its_cause(story, target):
 
 
 @given(stories, targets)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_the_end_is_one_message_where_it_is_asked_for(story, target):
     world = play([*story, (("end",), 0.0)], target)
     for number in world.incidents:
@@ -351,7 +351,7 @@ def test_the_end_is_one_message_where_it_is_asked_for(story, target):
 
 
 @given(stories, targets)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_one_fault_is_one_message_within_the_gathering_time(story, target):
     world = play(story, target)
     opened = [message for message in world.messages if message.kind == "opened"]

@@ -94,7 +94,7 @@ def test_six_days_of_flapping_are_few_messages(fault):
     assert 2 <= len(people.messages) <= 24
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data(), st.sampled_from(sorted(RULES)))
 def test_three_hundred_layers_that_trickle_in_are_one_opened_and_at_most_eight_more(data, rule):
     people, severities = People(), sorted({each.severity for each in RULES[rule]})

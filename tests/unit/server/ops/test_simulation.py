@@ -112,7 +112,7 @@ def test_norms_are_not_judged_as_absmax():
         source_of_csv("trace.csv", lines)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(traces(), launches, st.lists(st.integers(0, 125), max_size=4), st.sampled_from([0.1, 60.0, 4_000.0]))
 def test_however_it_is_cut_the_incidents_are_the_folds_and_messages_keep_their_distance(trace, of, cuts, seconds):
     rules = Rules(**{**vars(QUICK), "pace": Pace(remind_s=3_600, reopen_s=600)})

@@ -79,7 +79,7 @@ def spans(trace, of):
 
 
 @pytest.mark.parametrize("detector", PARTS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(drawn, launches)
 def test_a_skipped_span_leaves_what_its_steps_leave(detector, trace, of):
     for skipped, observed in spans(trace, of):

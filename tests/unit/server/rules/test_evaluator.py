@@ -19,7 +19,7 @@ OF = launch(lora()[:LAYERS])
 rules = st.sampled_from([QUICK, QUICK_BY_LAYER])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(traces(), launches, rules, st.lists(st.integers(0, 125), max_size=8))
 def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, rules, cuts):
     whole, changes = run(trace, of, rules)
@@ -63,7 +63,7 @@ seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), 
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(traces() | quiet | seldom | converging, min_size=1, max_size=3),
     launches,
@@ -84,7 +84,7 @@ def test_folding_at_once_equals_folding_step_by_step(parts, of, rules, observati
         assert changes == found
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(traces(), launches)
 def test_numbers_of_layers_are_those_that_all_would_have(trace, of):
     """An entry for some layers judges each of them as if its numbers held for all, and the others as if for none.
@@ -106,7 +106,7 @@ def judged(changes, layer):
     return [change for change in changes if change.layer == layer and change.rule not in ("explosion", "unused")]
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(traces(), launches)
 def test_a_replay_changes_nothing(trace, of):
     once, _ = run(trace, of, QUICK)
@@ -115,7 +115,7 @@ def test_a_replay_changes_nothing(trace, of):
     assert changes == ()
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(traces(), launches, st.permutations(range(LAYERS)))
 def test_the_order_of_columns_does_not_matter(trace, of, order):
     _, changes = run(trace, of, QUICK)
@@ -133,7 +133,7 @@ def test_the_order_of_columns_does_not_matter(trace, of, order):
     assert found == changes
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(traces(), launches)
 def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, of):
     state = RuleState.empty()

@@ -97,7 +97,7 @@ def test_findings_from_facts_are_evaluated_again():
     assert {(change.step, change.severity) for change in changes} == {(60, "warning")}
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(traces(), launches, st.sets(st.sampled_from(sorted(RULES))))
 def test_only_changed_rules_are_taken_back_and_the_same_ones_never(trace, of, changed):
     moved_rules = {rule: replace(getattr(QUICK, rule), enabled=False) for rule in changed}

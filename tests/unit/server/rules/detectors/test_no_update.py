@@ -215,7 +215,7 @@ def test_weights_that_move_again_resolve():
     assert {(change.layer, change.step) for change in resolved} == {(3, 700), (5, 700)}
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cuts=st.lists(st.integers(1, STEPS - 1), max_size=6))
 def test_any_cut_has_the_same_result(cuts):
     of_trace = trace(np.where(STEP < 330, of_layers(1e-6), of_layers(0.0)), lr=RATES)
