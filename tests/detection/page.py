@@ -14,6 +14,10 @@ HEAD = """\
 
 These are small real trainings with known truth. Each runs under `gradcanary.watch()` with default rules. One collector
 with a webhook receiver serves all.
+"""
+
+MEASURED = """\
+## How it was measured
 
 - The truth is known from the code of each job. It is read from the job's `.grad` and weights in float64, without
   gradcanary.
@@ -102,6 +106,7 @@ def page(rows: list[Row]) -> str:
         "\n".join(f"- {each}" for each in totals(rows)),
         "",
         _wrong(rows),
+        MEASURED,
         FAULTS_HEAD,
         _table([*FAULT_COLUMNS], [_fault(row, notes) for row in faults]),
         CONTROLS_HEAD,
