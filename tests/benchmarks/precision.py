@@ -316,7 +316,7 @@ def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least
     again = [f"{at_most[name].peak / at_least[name].peak:.3f} ({name})" for name in at_most]
     return [
         "Float32 accumulators change the step time by "
-        + ", ".join(f"{each} at K = {count:,}" for count, each in times.items())
+        + ", ".join(f"{each} (K = {count:,})" for count, each in times.items())
         + f". Two runs of the plain way differ by up to {100 * noise:.1f} %.",
         "Float32 accumulators change the peak of memory by "
         + ", ".join(f"{each} ({what})" for what, each in peaks.items())
