@@ -11,6 +11,7 @@ each by itself; who posts and who looks is counted apart. Exit status 1 where a 
 
 import argparse
 import contextlib
+import sqlite3
 import tempfile
 import threading
 import time
@@ -60,11 +61,14 @@ def main() -> int:
             acks = load.stop()
         settled(collector)
         told = counted(collector.url)
+        free = free_bytes(Path(folder) / "data" / "gradcanary.db")
     print(f"{given.jobs} trainings of {given.layers} layers, {given.tabs} tabs, {given.seconds} s, ", end="")
     print(f"{given.database}, {given.workers} {'worker' if given.workers == 1 else 'workers'}\n")
     ack_ms = show(acks, readers.answers_s, meter, given.seconds)
-    print(f"| store, all of it in tiles | {told['store_bytes'] / 2**20:,.0f} MB |")
-    print(f"| a point takes | {told['store_bytes'] / told['ingest_points_total']:.1f} B |\n")
+    used = told["store_bytes"] - free
+    print(f"| store, all of it in tiles | {used / 2**20:,.0f} MB |")
+    print(f"| free pages and SQLite's log | {free / 2**20:,.0f} MB |")
+    print(f"| a point takes | {used / told['ingest_points_total']:.1f} B |\n")
     problems = [*acks.problems, *readers.problems]
     print("".join(f"- {each}\n" for each in problems), end="")
     are_met = [
@@ -72,6 +76,16 @@ def main() -> int:
         ratios.judged("cores", sum(meter.cores().values()), CORES),
     ]
     return int(bool(problems) or not all(are_met))
+
+
+def free_bytes(file: Path) -> int:
+    """Return the bytes of SQLite's log and of pages that it will use again; 0 on PostgreSQL."""
+    if not file.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        free, size = (connection.execute(f"PRAGMA {word}").fetchone()[0] for word in ("freelist_count", "page_size"))
+    log = file.with_name(f"{file.name}-wal")
+    return int(free * size) + (log.stat().st_size if log.exists() else 0)
 
 
 def shown(count: int, runs: int) -> list[str | None]:

@@ -19,7 +19,7 @@ from gradcanary_dashboard.exports import lists
 from gradcanary_dashboard.exports.csv import Pieces
 from gradcanary_dashboard.exports.samples import of_curves, of_differences, of_heatmap, of_layer, of_layers, of_panel
 from gradcanary_dashboard.web.streaming import open_stream
-from gradcanary_dashboard.web.threads import QUESTIONS
+from gradcanary_dashboard.web.threads import FILES
 
 Made = Callable[[ExitStack], tuple[str, Pieces]]
 """Opens a file in a stack that is closed at the end; returns its name and its pieces."""
@@ -68,7 +68,7 @@ def register(server: FastAPI, collector: Collector) -> None:
 async def _file_answer(made: Made) -> Response:
     """Answer a file; 424 if the collector fails, as a 5xx means a failure of this server."""
     try:
-        name, pieces = await open_stream(QUESTIONS, made)
+        name, pieces = await open_stream(FILES, made)
     except DashboardError as error:
         return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

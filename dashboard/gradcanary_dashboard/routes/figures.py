@@ -22,7 +22,7 @@ from gradcanary_dashboard.figures import axes
 from gradcanary_dashboard.figures import metrics as metric_figures
 from gradcanary_dashboard.figures.metrics import Panel
 from gradcanary_dashboard.text import numbers as number_text
-from gradcanary_dashboard.web.threads import QUESTIONS, in_thread
+from gradcanary_dashboard.web.threads import PAGES, in_thread
 
 MOST_SERIES = 100
 """Most series of one answer of the collector."""
@@ -41,12 +41,12 @@ def register(server: FastAPI, collector: Collector) -> None:
 
     @server.get("/_metrics", include_in_schema=False)
     async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
-        return await in_thread(QUESTIONS, _json_answer, lambda: {"panels": draw_panels(collector, run, key, search)})
+        return await in_thread(PAGES, _json_answer, lambda: {"panels": draw_panels(collector, run, key, search)})
 
     @server.get("/_cell", include_in_schema=False)
     async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
         return await in_thread(
-            QUESTIONS, _json_answer, lambda: {"text": read_cell(collector, run, stat, layer, first, last)}
+            PAGES, _json_answer, lambda: {"text": read_cell(collector, run, stat, layer, first, last)}
         )
 
 

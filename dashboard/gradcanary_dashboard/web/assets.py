@@ -15,7 +15,7 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradcanary_dashboard.web.threads import QUESTIONS, in_thread
+from gradcanary_dashboard.web.threads import FILES, in_thread
 
 PLOTLY = "vendor/plotly-cartesian-4.1.1.min.js"
 """The part of Plotly that draws on two axes: a third of the whole. A path below ``assets/``."""
@@ -119,7 +119,7 @@ class CompressedAssets:
         known = self._known.get(path) if packs and scope["method"] == "GET" else None
         start, body = known or await self._asked(scope, receive)
         if known is None and packs and _is_kept(start) and len(body) >= PACKED_FROM:
-            start, body = await in_thread(QUESTIONS, _packed, start, body)
+            start, body = await in_thread(FILES, _packed, start, body)
             self._remember(path, start, body)
         await send({**start, "headers": list(start["headers"])})  # others write into them
         await send({"type": "http.response.body", "body": body})

@@ -16,15 +16,16 @@ Handler = Callable[..., Contents]
 Result = TypeVar("Result")
 
 PAGES = ThreadPoolExecutor(2, "gradcanary-pages")
-"""Threads that open and refresh pages. They share one interpreter with ingest, so more threads are not faster. One
-alone could wait for a collector that does not answer.
+"""Threads that open and refresh pages, their metrics and cells. They share one interpreter with ingest: more of them
+are no faster, and batches wait longer (docs/results/performance.md, "A team"). One alone could wait for a collector
+that does not answer.
 """
 
 CHANGES = ThreadPoolExecutor(4, "gradcanary-changes")
 """Threads of changes. A test message waits 10 s for its receiver, which must not hold up pages."""
 
-QUESTIONS = ThreadPoolExecutor(4, "gradcanary-questions")
-"""Threads of the other routes without Dash: metrics, cells, the pieces of a file."""
+FILES = ThreadPoolExecutor(2, "gradcanary-files")
+"""Threads of what takes long and is awaited by nobody else: the pieces of a download, packed assets."""
 
 
 async def in_thread(pool: ThreadPoolExecutor, function: Callable[..., Result], *values: object) -> Result:
