@@ -277,8 +277,8 @@ def dead_key() -> str:
     (_, plain), (kinds, keyed) = found
     is_same = all(map(torch.equal, plain, keyed))
     return (
-        f'`param_groups[0]["grad_accumulator_dtype"] = torch.float32`: gradients are summed in {", ".join(kinds)}, and '
-        f"after 3 steps the weights are {'the same bit for bit' if is_same else 'OTHERS'} with the key and without it."
+        f'`param_groups[0]["grad_accumulator_dtype"] = torch.float32`: gradients are summed in {", ".join(kinds)}. '
+        f"After 3 steps the weights are {'the same bit for bit' if is_same else 'OTHERS'} with the key and without it."
     )
 
 
@@ -286,9 +286,10 @@ def limits() -> str:
     """Return a sentence on the smallest numbers of float16 and bfloat16."""
     half, brain = torch.finfo(torch.float16), torch.finfo(torch.bfloat16)
     return (
-        f"6e-8 is float16's floor: its smallest number over 0 is {half.smallest_normal * half.eps:.2e}. Of bfloat16 it "
-        f"is {brain.smallest_normal * brain.eps:.2e}, its smallest normal number {brain.smallest_normal:.2e}. What "
-        f"bfloat16 lacks is digits: after 1 comes 1 + {brain.eps:g}, in float16 1 + {half.eps:g}."
+        f"6e-8 is float16's floor: its smallest number over 0 is {half.smallest_normal * half.eps:.2e}. In bfloat16 "
+        f"this is {brain.smallest_normal * brain.eps:.2e}, and the smallest normal number is "
+        f"{brain.smallest_normal:.2e}. bfloat16 has fewer digits: after 1 comes 1 + {brain.eps:g}, in float16 "
+        f"1 + {half.eps:g}."
     )
 
 
@@ -299,7 +300,8 @@ def forward_error() -> str:
     for each in (low, exact):
         each.accumulate(1)
     found, true = ([each.grad.double() for each in training.parameters] for training in (low, exact))
-    return f"One micro-step's gradient, computed in bfloat16, is {percent(error(found, true))} from that of float64."
+    difference = percent(error(found, true))
+    return f"One micro-step's gradient, computed in bfloat16, differs from that of float64 by {difference}."
 
 
 def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least: dict[str, Memory]) -> list[str]:
@@ -314,12 +316,12 @@ def sentences(results: Results, plan: Plan, at_most: dict[str, Memory], at_least
     again = [f"{at_most[name].peak / at_least[name].peak:.3f} ({name})" for name in at_most]
     return [
         "Float32 accumulators change the step time by "
-        + ", ".join(f"{each} at K = {count:,}" for count, each in times.items())
-        + f"; the plain way beside itself differs by up to {100 * noise:.1f} %.",
+        + ", ".join(f"{each} (K = {count:,})" for count, each in times.items())
+        + f". Two runs of the plain way differ by up to {100 * noise:.1f} %.",
         "Float32 accumulators change the peak of memory by "
         + ", ".join(f"{each} ({what})" for what, each in peaks.items())
         + ".",
-        f"The peak at K = {largest:,} is that at K = 8 times {' and '.join(again)}.",
+        f"The peak at K = {largest:,} is the peak at K = 8 times {' and '.join(again)}.",
         f"The float32 sum itself, before it is rounded for the step, is off by {rounding:.0e} at most.",
         forward_error(),
         dead_key(),

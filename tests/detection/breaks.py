@@ -13,7 +13,7 @@ from detection.models import EXAMPLES, WIDTH, Net, Reader, Stood, regression, se
 
 @fault("nonfinite", ".*", since=200, truth="broke")
 def log_of_zero() -> Job:
-    """A cross-entropy written as log(softmax): at step 200 a batch has a hopeless example, whose probability is 0."""
+    """A cross-entropy written as log(softmax): at step 200 one example of a batch has probability 0."""
     model = Net()
 
     def loss(step: int) -> Tensor:
@@ -79,7 +79,7 @@ def a_scaler_that_skips_for_ever() -> Job:
 
 @fault("nonfinite", ".*", since=200, truth="broke", also=("explosion",))
 def learning_rate_spike() -> Job:
-    """The learning rate of SGD is thirty times what it was, from step 200 on: no number is finite soon."""
+    """The learning rate of SGD is thirty times higher from step 200 on: soon no number is finite."""
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -92,7 +92,7 @@ def learning_rate_spike() -> Job:
 
 @fault("explosion", since=200, truth="blew")
 def another_unit_under_clipping() -> Job:
-    """Targets of one of two heads come 10,000 times larger from step 200 on; clipping keeps the steps small."""
+    """Targets of one of two heads are 10,000 times larger from step 200 on; clipping keeps the steps small."""
     model, draw = Net(), teacher()
     model.other = nn.Linear(WIDTH, 4)
     optimizer = AdamW(model.parameters(), lr=1e-3)
@@ -112,7 +112,7 @@ def another_unit_under_clipping() -> Job:
 
 @fault("explosion", ".*", since=200, truth="blew", also=("nonfinite",))
 def recurrence_grows() -> Job:
-    """A recurrent net whose recurrent weights were restored five times too large at step 200."""
+    """A recurrent net: at step 200 its recurrent weights are restored five times too large."""
     model = nn.RNN(WIDTH, WIDTH, nonlinearity="relu", batch_first=True)
     draw = teacher(outputs=WIDTH)
 
@@ -130,7 +130,7 @@ def recurrence_grows() -> Job:
 
 @fault("vanished", r"(input|blocks\.[01])\..*", since=200, truth="gone")
 def a_branch_is_detached() -> Job:
-    """From step 200 on a flag detaches the features in the middle: what is before learns no more."""
+    """From step 200 on a flag detaches the features in the middle: layers before it learn no more."""
     model, draw = Net(), teacher()
 
     def loss(step: int) -> Tensor:
@@ -145,7 +145,7 @@ def a_branch_is_detached() -> Job:
 
 @fault("vanished", r"(words|blocks)\..*", since=250, truth="gone")
 def an_encoder_under_no_grad() -> Job:
-    """An evaluation at step 250 forgets to switch gradients of the encoder on again."""
+    """After an evaluation at step 250 gradients of the encoder stay switched off."""
     model, draw = Reader(), sentences()
     is_learning = [True]
 
@@ -165,7 +165,7 @@ def an_encoder_under_no_grad() -> Job:
 
 @fault("unused", r"extra\..*", truth="never")
 def a_layer_never_called() -> Job:
-    """A second head that forward() forgot."""
+    """A second head that forward() does not call."""
     model = Net()
     model.extra = nn.Linear(WIDTH, WIDTH)
     return Job(model, AdamW(model.parameters(), lr=1e-3), regression(model, teacher()), 200)
@@ -217,7 +217,7 @@ def sum_error(model: nn.Module, loss: Callable[[int], Tensor], micro_steps: int)
 
 @fault("accumulation_loss", ".*", truth="loses", also=("accumulator",))
 def bfloat16_sums() -> Job:
-    """512 micro-steps, much like each other, are added up in bfloat16."""
+    """512 similar micro-steps are added up in bfloat16."""
     model = Net(1).bfloat16()
     draw = teacher(noise=0.0)
     x, y = draw()

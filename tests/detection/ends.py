@@ -36,7 +36,7 @@ def memorised() -> Job:
 
 @control()
 def margin_reached() -> Job:
-    """A hinge loss whose margin every example reaches in the end: the loss is exactly zero, and every gradient."""
+    """A hinge loss: in the end each example reaches the margin, so the loss and every gradient are exactly zero."""
     model = Net(2)
     x = torch.randn(64, WIDTH)
     y = torch.sign(x[:, 0] + 0.5 * x[:, 1])
@@ -49,7 +49,7 @@ def margin_reached() -> Job:
 
 @control()
 def distilled() -> Job:
-    """A teacher's softened answers: the loss ends at their entropy, another one in each batch, gradients at zero."""
+    """Distillation from softened answers: the loss ends at their entropy, which varies by batch, gradients at zero."""
     model = nn.Sequential(nn.Linear(WIDTH, 24), nn.Linear(24, 6))
     wanted = nn.Linear(WIDTH, 6).requires_grad_(requires_grad=False)
 
@@ -74,7 +74,7 @@ def smoothed_labels() -> Job:
 
 @control()
 def cosines() -> Job:
-    """Embeddings that are to point where others do: the loss, a cosine, goes from 0 to -1."""
+    """Embeddings learn the directions of others: the loss, a cosine, goes from 0 to -1."""
     model = nn.Sequential(nn.Linear(WIDTH, 24), nn.Linear(24, 12))
     wanted = nn.Linear(WIDTH, 12).requires_grad_(requires_grad=False)
 
@@ -87,7 +87,7 @@ def cosines() -> Job:
 
 @control()
 def contrasted() -> Job:
-    """Twenty-four pairs, each to be told from the other pairs: the loss ends where the temperature lets it."""
+    """Contrastive loss on twenty-four pairs: the temperature limits how far the loss falls."""
     left, right = Net(1, 32), Net(1, 32)
     model = nn.ModuleDict({"left": left, "right": right})
     a, b = torch.randn(24, WIDTH), torch.randn(24, WIDTH)
@@ -104,7 +104,7 @@ def contrasted() -> Job:
     why="The loss is the sum of two: the other task's noise hides that this one's fell, and gradients cannot tell."
 )
 def a_task_learnt_early() -> Job:
-    """Two tasks with an adapter each; one is easy and learnt to the last digit, while the other goes on."""
+    """Two tasks with an adapter each: the easy one is learnt to the last digit while the other continues."""
     model, hard = Net(3), teacher()
     model.easy = nn.Linear(WIDTH, 2)
     wanted = nn.Linear(WIDTH, 2).requires_grad_(requires_grad=False)

@@ -45,19 +45,19 @@ def adapters(steps: int, since: int, decay: float) -> Job:
 
 @fault("collapse", r"[23]\.lora_A\.weight", since=250, truth="fell")
 def adapters_decay_slowly() -> Job:
-    """A weight decay of 2 % a step from step 250 on, meant for others, eats two blocks' lora_B."""
+    """A weight decay of 2 % a step, meant for others, shrinks two blocks' lora_B from step 250 on."""
     return adapters(900, 250, 0.02)
 
 
 @fault("collapse", r"[23]\.lora_A\.weight", since=1500, truth="fell", every=10)
 def adapters_die_late_every_10() -> Job:
-    """Two blocks' lora_B is halved each step from step 1,500 on, seen each tenth step."""
+    """Two blocks' lora_B is halved each step from step 1,500 on; each tenth step is sampled."""
     return adapters(1900, 1500, 0.5)
 
 
 @fault("collapse", r"[23]\.lora_A\.weight", since=1500, truth="fell", every="auto")
 def adapters_die_late_auto() -> Job:
-    """The same, seen as often as the agent can afford it: each step of the first 1,000, then fewer."""
+    """The same with every="auto": each step of the first 1,000 is sampled, then fewer."""
     return adapters(7500, 1500, 0.5)
 
 
@@ -76,7 +76,7 @@ def gates_saturate() -> Job:
 
 @fault("collapse", r"blocks\.1\.(q\.weight|q\.bias|k\.weight)", since=200, truth="fell", also=("explosion",))
 def attention_saturates() -> Job:
-    """Keys of one block are scaled by 1e5 from step 200 on: its softmax picks one word and has no slope."""
+    """Keys of one block are scaled by 1e5 from step 200 on: its softmax chooses one word and has no gradient."""
     model = Reader()
     late = model.blocks[1]
     assert isinstance(late, Attention)
@@ -144,7 +144,7 @@ def the_loss_is_divided_twice() -> Job:
 
 @fault("collapse", truth="lags", layers=r"(\d|1[0-2])\.0\.(weight|bias)")
 def depth_of_sigmoids() -> Job:
-    """Sixteen plain sigmoid layers: the first ones have no gradient to speak of from the first step on."""
+    """Sixteen plain sigmoid layers: the first ones have almost no gradient from the first step on."""
     rounds = [nn.Sequential(nn.Linear(16, 16), nn.Sigmoid()) for _ in range(16)]
     model = chain(*rounds)
     return Job(model, AdamW(model.parameters(), lr=1e-3), regression(model, teacher()), 300)
@@ -152,7 +152,7 @@ def depth_of_sigmoids() -> Job:
 
 @fault("collapse", r"input\.weight", since=200, truth="fell", also=("scale_drop",))
 def inputs_lose_their_scale() -> Job:
-    """From step 200 on the inputs come divided by 255 twice: the first layer's weights see next to nothing."""
+    """From step 200 on the inputs are divided by 255 twice: the first layer's weights get almost no gradient."""
     model = Net()
     plain = teacher()
 

@@ -37,7 +37,7 @@ def tiny_mean_reduced_gradients() -> Job:
 
 @control()
 def numbers_as_they_come() -> Job:
-    """Prices from years, rooms and square metres as they come: gradients are over 1e4 from the first step on."""
+    """Prices from years, rooms and square metres, not scaled: gradients are over 1e4 from the first step on."""
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
     unit, worth = torch.tensor([2000.0, 5, 120, 3, 40, 900]), 30 * torch.randn(6)
 
@@ -51,14 +51,14 @@ def numbers_as_they_come() -> Job:
 
 @control()
 def mathematically_zero_gradients() -> Job:
-    """Biases of keys, which a softmax cancels: their gradients are rounding errors for ever."""
+    """Biases of keys, which a softmax cancels: their gradients are only rounding errors."""
     model = Reader()
     return Job(model, AdamW(model.parameters(), lr=1e-3), next_word(model, sentences()), 400)
 
 
 @control()
 def rare_embedding_rows() -> Job:
-    """A language with rare words, and an embedding of the language itself that one batch in forty asks for."""
+    """A language with rare words, and an embedding of the language itself, used by one batch in forty."""
     model, draw = Reader(400), sentences(400)
     model.dialect = nn.Embedding(4, WIDTH)
     chance = torch.Generator().manual_seed(1)
@@ -77,7 +77,7 @@ def rare_embedding_rows() -> Job:
 
 @control()
 def an_idle_expert() -> Job:
-    """Six experts, one for each example, chosen by its first number: the last one is asked in one step of twenty."""
+    """Six experts, one for each example, chosen by its first number: the last one is used in one step of twenty."""
     model = Net(1)
     model.experts = nn.ModuleList(Block() for _ in range(6))
     borders = torch.tensor([-0.8, -0.2, 0.3, 0.9, 2.95])
@@ -97,7 +97,7 @@ def an_idle_expert() -> Job:
 
 @control()
 def an_expert_out_of_fashion() -> Job:
-    """A learned router of four experts, without a loss for balance: it asks some of them less and less."""
+    """A learned router of four experts, without a loss for balance: it uses some of them less and less."""
     model = Net(1)
     model.experts = nn.ModuleList(Block() for _ in range(4))
     model.router = nn.Linear(WIDTH, 4)
@@ -180,7 +180,7 @@ def one_step_spikes() -> Job:
 
 @control()
 def around_the_threshold() -> Job:
-    """A small loss, and examples now easier, now harder: all gradients wander around 1e-4, by a decade each way."""
+    """A small loss, and examples of changing difficulty: all gradients vary around 1e-4, by a decade each way."""
     model, draw = Net(), teacher()
 
     def loss(step: int) -> Tensor:
@@ -192,7 +192,7 @@ def around_the_threshold() -> Job:
 
 @control()
 def a_branch_around_the_threshold() -> Job:
-    """A side branch whose input, a volume, swells and fades: its gradients alone wander from 1e-3 to 3e-5."""
+    """A side branch whose input grows and shrinks: only its gradients vary, from 1e-3 to 3e-5."""
     model, draw = Net(), teacher()
     model.side = nn.Linear(WIDTH, WIDTH)
 
@@ -244,7 +244,7 @@ def generator_against_discriminator() -> Job:
     why="Nine tenths of the blocks' weights are the same bfloat16 numbers 100 steps later: the head alone learns.",
 )
 def sums_of_eight_in_bfloat16() -> Job:
-    """A usual mixed fine-tune: weights in bfloat16, eight micro-steps, a learning rate at which the head moves."""
+    """A usual mixed fine-tune: bfloat16 weights, eight micro-steps, a learning rate at which the head moves."""
     model, draw = Net(3).bfloat16(), teacher()
 
     def loss(_step: int) -> Tensor:

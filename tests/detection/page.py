@@ -12,47 +12,58 @@ PAGE = Path(__file__).parents[2] / "docs" / "results" / "detection.md"
 HEAD = """\
 # What is detected, and what stays quiet
 
-Small real trainings with known truth, each under `gradcanary.watch()` with default rules, one collector for all and a
-webhook receiver. What is true is known by how a job was made, and read from its `.grad` and its weights in float64, not
-by gradcanary. A step takes 0.1 s at least: a message is gathered for 10 s, in which the false alarm of a short job
-would be over. Jobs whose interval the agent chooses by the time of a step wait for 12 s after each thousand instead.
-Published by `make detection ARGS=--write`; the jobs are in [tests/detection](../../tests/detection/).
+These are small real trainings with known truth. Each runs under `gradcanary.watch()` with default rules. One collector
+with a webhook receiver serves all.
+"""
+
+MEASURED = """\
+## How it was measured
+
+- The truth is known from the code of each job. It is read from the job's `.grad` and weights in float64, without
+  gradcanary.
+- A step takes 0.1 s at least. The collector gathers a message for 10 s, and the false alarm of a short job would end
+  before that. If the agent chooses the interval by the time of a step, the job waits for 12 s after each thousand steps
+  instead.
+- `make detection ARGS=--write` publishes this page. The jobs are in [tests/detection](../../tests/detection/).
 """
 
 FAULTS_HEAD = """\
 ## Faults
 
-late: steps from the fault to the incident, negative if the incident is earlier than the step at which the
-float64 values count as fallen. Rules that send no messages are on the page only.
-
-words true?: no sentence of headline, cause, evidence, fix or message is false, the true cause is named where the data
-show it, and one fix mends the job ([what is held true](../../tests/detection/wording.py)). Numbers are those of the
-false sentences, which stand under the tables.
+- **late**: steps from the fault to the incident. It is negative if the incident is earlier than the step at which the
+  float64 values count as fallen.
+- **messages**: rules that send none are on the page only.
+- **words true?** is *yes* if three things hold. No sentence of headline, cause, evidence, fix or message is false. The
+  true cause is named if the data show it. One fix repairs the job ([the truth of each
+  fault](../../tests/detection/wording.py)). Numbers are those of the false sentences under the tables.
 """
 
-FAULT_COLUMNS = ("case", "what happens", "truth", "said", "layers", "late", "messages", "words true?")
+FAULT_COLUMNS = ("case", "what happens", "truth", "reported", "layers", "late", "messages", "words true?")
 
-CONTROL_COLUMNS = ("case", "what it is", "steps", "said", "alarms", "messages", "words true?")
+CONTROL_COLUMNS = ("case", "what it is", "steps", "reported", "alarms", "messages", "words true?")
 
 CONTROLS_HEAD = """
+#
 ## Healthy jobs
 
-None may be told of, and none may have an incident at warning or above (alarms). Other incidents are here, too.
+A healthy job may send no message, and may have no incident at warning or above (alarms). The table has other incidents,
+too.
 """
 
 RIVALS_HEAD = """
-## The rules of others, on the same gradients
+#
+## Other rules, on the same gradients
 
-Each reads every step in float64, and all layers; which layer it means does not count.
+Each rule reads every step and all layers in float64. It need not name the right layer.
 
 - **absmax < 1e-4** of any layer for 20 steps in a row.
 - **SageMaker** Debugger's [VanishingGradient](https://docs.aws.amazon.com/sagemaker/latest/dg/vanishing-gradient.html):
   mean |g| of any layer under 1e-7.
-- **AutoTrainer** ([ICSE 2021](https://github.com/shiningrain/AUTOTRAINER), its defaults): the norm of the first matrix
-  under 1e-3 of the last one's and under 1e-4, or over 70 times it; 70 % zeros; a loss over 1,000; anything not finite.
-  It looks after some epochs, here each 50 steps; its rules on accuracy have nothing to read here.
+- **AutoTrainer** ([ICSE 2021](https://github.com/shiningrain/AUTOTRAINER), its defaults). The norm of the first matrix
+  is under 1e-3 of the last one's and under 1e-4, or over 70 times it. Or 70 % are zeros, the loss is over 1,000, or
+  anything is not finite. It looks after some epochs, here each 50 steps. Its rules on accuracy have no data here.
 
-caught: raised after the fault; early: raised before it, so it would not be believed.
+*caught*: raised after the fault. *early*: raised before it, so it would not be believed.
 """
 
 
@@ -95,6 +106,7 @@ def page(rows: list[Row]) -> str:
         "\n".join(f"- {each}" for each in totals(rows)),
         "",
         _wrong(rows),
+        MEASURED,
         FAULTS_HEAD,
         _table([*FAULT_COLUMNS], [_fault(row, notes) for row in faults]),
         CONTROLS_HEAD,

@@ -139,7 +139,7 @@ def eight_sparse_experts() -> Job:
 
 @control()
 def clipped_ratios() -> Job:
-    """PPO on a game of one move, fifteen steps a batch: clipped ratios have no gradient, and too far a policy waits."""
+    """PPO on a game of one move, fifteen steps a batch: clipped ratios, and a policy too far away, have no gradient."""
     model = nn.ModuleDict({"policy": Net(2, 4), "value": Net(1, 1)})
     best = nn.Linear(WIDTH, 4).requires_grad_(requires_grad=False)
     batch: dict[str, Tensor] = {}
@@ -201,7 +201,7 @@ def adapters_warm_up_for_long() -> Job:
 
 @control()
 def rates_by_depth() -> Job:
-    """A fine-tune with rates of 0.65 to the power of the depth: the words learn 1,100 times slower than the head."""
+    """A fine-tune with rates of 0.65 to the power of the depth: the embedding's is 1,100 times less than the head's."""
     model, draw = Reader(), sentences()
     model.blocks = nn.ModuleList(Attention() for _ in range(15))
     parts = [model.words, *model.blocks, nn.ModuleList([model.norm, model.head])]

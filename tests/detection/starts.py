@@ -157,25 +157,25 @@ def rescaled(steps: int, at: int, depth: int) -> Job:
 
 @control()
 def rescaled_loss() -> Job:
-    """The loss is divided by 1,000 from step 200 on, which AdamW does not mind."""
+    """The loss is divided by 1,000 from step 200 on, which does not change AdamW's steps."""
     return rescaled(400, 200, 4)
 
 
 @control(every=10)
 def rescaled_loss_every_10() -> Job:
-    """The loss is divided by 1,000 from step 700 on, seen each tenth step."""
+    """The loss is divided by 1,000 from step 700 on; each tenth step is sampled."""
     return rescaled(1200, 700, 2)
 
 
 @control(every=100)
 def rescaled_loss_every_100() -> Job:
-    """The loss is divided by 1,000 from step 2,000 on, seen each hundredth step."""
+    """The loss is divided by 1,000 from step 2,000 on; each hundredth step is sampled."""
     return rescaled(4000, 2000, 1)
 
 
 @control(every="auto")
 def rescaled_loss_auto() -> Job:
-    """The loss is divided by 1,000 from step 1,500 on, seen as often as the agent can afford."""
+    """The loss is divided by 1,000 from step 1,500 on, with every="auto"."""
     return rescaled(4000, 1500, 2)
 
 

@@ -22,7 +22,7 @@ def parameters_of(*parts: nn.Module) -> list[nn.Parameter]:
 
 @fault("no_update", r"blocks\.[23]\..*", truth="stood", cause="rate_zero", within=LATE)
 def a_group_at_rate_zero() -> Job:
-    """A warm-up of one of two parameter groups is counted with // where / is meant: its rate stays zero for ever."""
+    """The warm-up of one of two parameter groups has // instead of /: its rate always stays zero."""
     model = Net()
     optimizer = AdamW(split(model, parameters_of(model.blocks[2], model.blocks[3])), lr=1e-3)
     schedule = LambdaLR(optimizer, [lambda step: min(1.0, (step + 1) / 50), lambda step: min(1, (step + 1) // 10_000)])
@@ -49,7 +49,7 @@ def epsilon_of_one_group() -> Job:
 
 @fault("no_update", ".*", truth="crept", cause="clip_limit", instead=("in_vain",), within=LATE)
 def clipped_to_nothing() -> Job:
-    """Gradients are clipped to a norm of 1e-5 under SGD, whose steps are as long as its gradients: all stand still."""
+    """Gradients are clipped to a norm of 1e-5 under SGD: its steps are so short that no weight moves."""
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.05)
 
@@ -62,7 +62,7 @@ def clipped_to_nothing() -> Job:
 
 @fault("no_update", r"blocks\.[01]\..*", since=250, truth="stood", cause="lost_update", within=LATE)
 def a_stale_copy_comes_back() -> Job:
-    """An average's evaluation at step 250 keeps the weights of two blocks, and restores them after each step since."""
+    """The evaluation of an average at step 250 keeps two blocks' weights; each later step restores them."""
     model = Net()
     optimizer = AdamW(model.parameters(), lr=1e-3)
     kept: dict[str, Tensor] = {}
@@ -102,7 +102,7 @@ def one_of_two_never_cleared() -> Job:
 # What no optimizer holds is cleared by none, either: that is true, too.
 @fault("not_optimized", r"adapter\..*", truth="stood", also=("never_cleared",), is_told=True)
 def an_adapter_in_no_optimizer() -> Job:
-    """An adapter is put into the model after its optimizer was made: it gets gradients, and nothing moves it."""
+    """An adapter is added after the optimizer was made: it gets gradients, and nothing moves it."""
     model, draw = Net(), teacher()
     optimizer = AdamW(model.parameters(), lr=1e-3)
     model.adapter = Block()
@@ -144,7 +144,7 @@ def flushed_share(model: nn.Module, draw: Draw, error: Callable[..., Tensor], ba
 
 @fault("fp16_underflow", r"blocks\.\d\.(up\..*|down\.weight)", truth="flushed", also=("frozen",))
 def float16_hidden_by_autocast() -> Job:
-    """Weights are float32, autocast computes in float16, and no scaler keeps a loss of 1e-4 from going to zero."""
+    """float32 weights, float16 autocast and no scaler: gradients of a loss of 1e-4 become zero."""
     model, draw = Net(), teacher()
 
     def error(x: Tensor, y: Tensor, *, is_half: bool) -> Tensor:
@@ -211,7 +211,7 @@ def a_scale_that_collapses() -> Job:
 # "early" is multiplied by the small weights of "late", so it is low first, and "late" follows a hundred steps later.
 @fault("collapse", r"side\.(early|late)\.(weight|bias)", since=200, truth="fell")
 def one_collapse_after_another() -> Job:
-    """A weight decay of 1.5 % a step eats the last map of a side branch: the two before it fall in turn."""
+    """A weight decay of 1.5 % a step shrinks the last map of a side branch: the two before it fall in turn."""
     model, draw = Net(), teacher()
     model.side = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in ("early", "late", "last")})
     with torch.no_grad():
@@ -232,7 +232,7 @@ def one_collapse_after_another() -> Job:
 
 @fault("collapse", r"side\..*", since=150, truth="slid", cause="exponential_fall", severity="warning", within=600)
 def a_leaf_annealed_for_ever() -> Job:
-    """A second task of its own inputs and maps counts 2 % less each step from step 150 on; nothing else is hurt."""
+    """From step 150 on the weight of a second task, with its own inputs and maps, falls by 2 % each step."""
     model, first, second = Net(), teacher(), teacher()
     model.side = chain(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 

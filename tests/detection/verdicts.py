@@ -84,9 +84,9 @@ class Row:
         return self.unclear or (self._miss_of_fault() if self.case.is_fault else self._noise())
 
     def _noise(self) -> str:
-        told = f"told: {', '.join(self.messages)}" if self.messages else ""
+        sent = f"message: {', '.join(self.messages)}" if self.messages else ""
         shown = f"shown: {', '.join(each.rule for each in self.false_alarms)}" if self.false_alarms else ""
-        return "; ".join(each for each in (told, shown) if each)
+        return "; ".join(each for each in (sent, shown) if each)
 
     @property
     def alarms(self) -> list[Said]:
@@ -101,7 +101,7 @@ class Row:
 
     def _miss_of_fault(self) -> str:
         if self.right is None or self.delay is None:
-            return f"{self.case.rule} was not said"
+            return f"{self.case.rule} was not reported"
         if self.right.opened_step < self.case.since:
             return f"{self.case.rule} at step {self.right.opened_step}, before the fault"
         if self.delay > self.case.within * self.case.interval:
@@ -118,7 +118,7 @@ class Row:
         if again > 1:
             return f"{again} incidents of one fault"
         strange = {each.rule for each in self.alarms} - {*self.case.rules, *self.case.also}
-        return f"also said: {', '.join(sorted(strange))}" if strange else ""
+        return f"also reported: {', '.join(sorted(strange))}" if strange else ""
 
     @property
     def is_known(self) -> bool:

@@ -1,7 +1,7 @@
 """The published page is of the cases that there are, and each fault has a truth for its sentences."""
 
 from detection.cases import CASES
-from detection.page import HEAD, PAGE
+from detection.page import CONTROLS_HEAD, FAULTS_HEAD, HEAD, MEASURED, PAGE, RIVALS_HEAD
 from detection.wording import WORDING, find_case_flaws
 from words.check import Incident
 
@@ -11,6 +11,7 @@ def test_the_page_shows_all_cases_and_no_others() -> None:
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     shown = {row[0].removeprefix("| "): row[1] for row in reversed(rows) if len(row) > 1}
     assert text.startswith(HEAD)
+    assert all(each in text for each in (MEASURED, FAULTS_HEAD, CONTROLS_HEAD, RIVALS_HEAD))
     assert {case.name: case.about for case in CASES}.items() <= shown.items()
     assert len({name for name in shown if "-" in name.strip("-")} - {case.name for case in CASES}) == 0
 

@@ -45,7 +45,7 @@ def test_nothing_is_wrong_with_the_right_rule_or_one_that_says_the_same() -> Non
 @pytest.mark.parametrize(
     ("said", "miss"),
     [
-        (replace(RIGHT, rule="frozen"), "no_update was not said"),
+        (replace(RIGHT, rule="frozen"), "no_update was not reported"),
         (replace(RIGHT, cause="clip_limit"), "cause clip_limit, where epsilon is right"),
         (replace(RIGHT, severity="critical"), "critical, where warning is right"),
         (replace(RIGHT, opened_step=401), "301 steps late"),
@@ -64,7 +64,7 @@ def test_a_fault_without_its_message_or_with_two_incidents_is_a_miss() -> None:
 def test_an_alarm_on_a_healthy_job_is_as_wrong_as_a_message() -> None:
     alarm = Said("unused", "warning", 49, frozenset({"up"}))
     assert healthy_row(alarm).miss == "shown: unused"
-    assert healthy_row(alarm, messages=TOLD).miss == "told: gradient.no_update.opened; shown: unused"
+    assert healthy_row(alarm, messages=TOLD).miss == "message: gradient.no_update.opened; shown: unused"
     assert healthy_row(replace(alarm, severity="information")).miss == ""
     assert not healthy_row(alarm).is_known
 
