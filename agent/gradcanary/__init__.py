@@ -6,7 +6,7 @@ gradcanary.watch()
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 from importlib import import_module
 from typing import TYPE_CHECKING
