@@ -1,4 +1,4 @@
-"""The wheel as a user installs it, on this Python. ``make release`` tries both archives, on each Python and with torch."""
+"""The wheel as a user installs it, on this Python; ``make release`` tries both archives, on each Python with torch."""
 
 import json
 import re
