@@ -90,7 +90,9 @@ def build() -> str:
     """Build both archives from a clone of the commit, the wheel from the source archive; raises ReleaseError."""
     _run("git", "clone", "--quiet", str(ROOT), str(SOURCE))
     _run(sys.executable, "-m", "build", "--outdir", str(WORK / "dist"), str(SOURCE), timeout_s=LONG_S)
-    commit = _run("git", "-C", str(SOURCE), "rev-parse", "--short", "HEAD").strip()
+    commit, here = (_run("git", "-C", str(each), "rev-parse", "--short", "HEAD").strip() for each in (SOURCE, ROOT))
+    if commit != here:
+        raise ReleaseError(f"the clone is at {commit}, not at {here}")
     changed = _run("git", "-C", str(ROOT), "status", "--porcelain").splitlines()
     without = f" without {len(changed)} changed files, which are not committed" if changed else ""
     sizes = ", ".join(f"{path.name} of {path.stat().st_size / 1e6:.1f} MB" for path in built())
@@ -191,10 +193,11 @@ def try_agent(report: Report, python: str, subject: str, torch: str, collector: 
         others = environment.packages().keys() - {"gradcanary", "pip", "setuptools"}
         if others:
             raise ReleaseError(f"it installs {', '.join(others)}, too")
+        environment.run("gradcanary", "runbook", "collapse")
         return f"{print_version(environment)} alone on Python {environment.python_version()}"
 
     def train() -> str:
-        environment.install(torch)
+        environment.install("--no-compile", torch)
         run = environment.folder.name
         facts = json.loads(environment.run("python", str(TRAINING), collector.url, run))
         arrived = collector.check_run(run, facts["steps"], facts["layers"])
