@@ -101,7 +101,7 @@ def build() -> str:
 
 def built() -> list[Path]:
     """Return the source archive and the wheel; raises ReleaseError."""
-    found = sorted((WORK / "dist").iterdir())
+    found = sorted((WORK / "dist").iterdir(), key=lambda path: path.suffix)
     if [path.suffix for path in found] != [".gz", ".whl"]:
         raise ReleaseError(f"the build made {', '.join(path.name for path in found)}")
     return found
