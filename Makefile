@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # Installed first: a plain "torch" brings gigabytes of CUDA on Linux. Another build: make test TORCH='torch==2.13.0+cpu'
 TORCH ?= torch==2.13.0
+# The oldest that the agent supports: make release.
+OLDEST_TORCH ?= torch==2.4.1
 VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles a module when it is first imported, and keeps that: compiling all of them here took half of the set-up's
@@ -18,7 +20,7 @@ BENCHMARKS ?=
 
 CITUS_URL ?=
 
-.PHONY: demo test test-all test-citus test-gpu check detection words public-loops loops benchmarks browser screenshots docs audit clean
+.PHONY: demo test test-all test-citus test-gpu check detection words public-loops loops benchmarks browser screenshots docs audit release clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -90,8 +92,13 @@ docs: $(VENV)-docs/.docs
 audit: $(VENV)-audit/.audit
 	$(VENV)-audit/bin/pip-audit --strict $(ARGS)
 
+# The archives of the commit, into dist/: built, read, and installed in empty environments: docs/contributing/releasing.md.
+# ARGS='--python 3.12' for one version.
+release: $(VENV)-release/.release
+	PYTHONPATH=$(CURDIR)/tests $(VENV)-release/bin/python -m support.release.check --torch '$(TORCH)' --oldest-torch '$(OLDEST_TORCH)' $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-benchmarks $(VENV)-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-benchmarks $(VENV)-docs $(VENV)-release build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit("gradcanary needs Python 3.11 or newer for its collector: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -123,6 +130,12 @@ $(VENV)-audit/.audit: pyproject.toml
 	$(VENV)-audit/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-audit/bin/$(INSTALL) '.[all]' --group audit
 	$(VENV)-audit/bin/pip uninstall --quiet --yes gradcanary # no registry has it, and --strict refuses what it cannot look up
+	touch $@
+
+$(VENV)-release/.release: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-release/bin/$(INSTALL) --group release
 	touch $@
 
 $(VENV)-docs/.docs: pyproject.toml

@@ -6,15 +6,14 @@ gradcanary.watch()
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gradcanary.api import Alert, Watch, step, watch
-
 if TYPE_CHECKING:
     from gradcanary import integrations
+    from gradcanary.api import Alert, Watch, step, watch
     from gradcanary.client import Client
     from gradcanary.fp32_copies import fp32_masters
     from gradcanary.fp32_sums import fp32_accumulators
@@ -37,6 +36,10 @@ __all__ = [
 ]
 
 _LATER = {
+    "Alert": "api",
+    "Watch": "api",
+    "step": "api",
+    "watch": "api",
     "Client": "client",
     "fp32_accumulators": "fp32_sums",
     "fp32_masters": "fp32_copies",
@@ -44,7 +47,7 @@ _LATER = {
     "create_stable_optimizer": "training_config",
     "setup_training": "training_config",
 }
-"""Names that are imported when they are used, and their modules: a training needs no client, and some import torch."""
+"""Names that are imported when they are used, and their modules: an import alone costs a program nothing."""
 
 
 def __getattr__(name: str) -> object:
@@ -52,4 +55,10 @@ def __getattr__(name: str) -> object:
         return import_module("gradcanary.integrations")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"gradcanary.{_LATER[name]}"), name)
+    found: object = getattr(import_module(f"gradcanary.{_LATER[name]}"), name)
+    globals()[name] = found  # step() is called in each step
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 
 import numpy.ma  # noqa: F401 -- np.unique imports it at its first call: 20 ms in the middle of a first answer
 from fastapi import FastAPI
@@ -13,6 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
+from gradcanary import __version__
 from gradcanary_server import background, caches, telemetry
 from gradcanary_server.api import (
     endpoints,
@@ -71,7 +71,7 @@ def create_app(settings: Settings, board: WorkerBoard | None = None) -> FastAPI:
     """
     app = FastAPI(
         title="gradcanary",
-        version=version("gradcanary"),
+        version=__version__,
         lifespan=_lifespan,
         responses=errors.DOCUMENTED,
         openapi_url=None,  # served by a route of ours, in a thread

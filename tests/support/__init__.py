@@ -6,6 +6,7 @@
 | ``agent`` | trainings and the collectors that record them |
 | ``server`` | stores, clocks, disks, faults |
 | ``browser`` | Chromium, plots, scenes, screenshots and their trainings |
+| ``release`` | the check of a release: its archives, and their use in empty environments |
 | ``programs`` | scripts that a test or a picture starts as a process |
 """
 

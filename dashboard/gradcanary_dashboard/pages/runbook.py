@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary import knowledge
+from gradcanary import __version__, knowledge
 from gradcanary_dashboard.components import elements
 
 RULES = tuple(page.name for page in knowledge.runbooks())
@@ -30,7 +29,7 @@ _PAGES = {"rules.md": "/settings/rules", **{f"{rule}.md": f"/runbooks/{rule}" fo
 
 def ask(_collector: object, _place: Mapping[str, str], _search: str, shown: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of the page, once: a runbook changes with the version only."""
-    return {} if shown else {"shown": json.dumps({"version": version("gradcanary")})}
+    return {} if shown else {"shown": json.dumps({"version": __version__})}
 
 
 def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:

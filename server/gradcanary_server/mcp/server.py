@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import orjson
@@ -25,6 +24,7 @@ from mcp_types import Tool as ToolShape
 from pydantic import ValidationError
 from starlette.requests import Request
 
+from gradcanary import __version__
 from gradcanary_server.mcp import tools
 from gradcanary_server.mcp.own_api import ApiError, OwnApi
 
@@ -78,7 +78,7 @@ def create_server() -> Server[Any]:
     served = Tools()
     return Server(
         "gradcanary",
-        version=version("gradcanary"),
+        version=__version__,
         instructions=tools.INSTRUCTIONS,
         on_list_tools=served.list,
         on_call_tool=served.call,

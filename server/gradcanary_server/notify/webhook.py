@@ -16,12 +16,12 @@ import ssl
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from importlib.metadata import version
 from urllib.parse import urlsplit
 
 import httpx
 from standardwebhooks import Webhook
 
+from gradcanary import __version__
 from gradcanary_server.errors import CollectorError
 from gradcanary_server.notify import egress
 from gradcanary_server.notify.egress import AddressError, EgressPolicy, UnknownHostError
@@ -115,7 +115,7 @@ def open_client() -> httpx.AsyncClient:
         verify=_authorities(),
         # A half-open kept connection would look like a failing receiver.
         limits=httpx.Limits(max_keepalive_connections=0),
-        headers={"User-Agent": f"gradcanary/{version('gradcanary')}"},
+        headers={"User-Agent": f"gradcanary/{__version__}"},
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from compose_spec import PyCompose
@@ -199,6 +200,64 @@ def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():
     }
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied == kept
+
+
+CONFINED = {"read_only": True, "tmpfs": ["/tmp"], "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+"""Settings of each service that runs the image."""
+
+
+@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.citus.yml"])
+def test_each_service_is_confined(name):
+    for service in read_compose(name)["services"].values():
+        assert service["security_opt"] == CONFINED["security_opt"]
+        if service["image"] == "gradcanary":
+            assert {key: service[key] for key in CONFINED} == CONFINED
+            assert "privileged" not in service
+            assert "user" not in service, "it is the image's, and not root"
+    alone = re.sub(r"\\\n *", "", (ROOT / "docs" / "how-to" / "containers.md").read_text("utf-8"))
+    words = "--read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges:true gradcanary\n"
+    assert re.search(rf"docker run .* {words}", alone)
+
+
+CONFINE = """
+mount --bind "$1" "$1" && mount -t tmpfs tmpfs "$1/tmp"
+for point in / /tmp /var/tmp /dev/shm; do ! mountpoint --quiet $point || mount -o remount,bind,ro $point; done
+if touch "$0" 2>/dev/null; then exit 9; fi
+shift
+exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
+"""
+"""A process as a container has it: only a folder and its temporary files can be written, and no right can be had."""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="this user may not make a mount namespace",
+)
+def test_a_confined_collector_serves_and_writes_only_its_data(tmp_path):
+    data = tmp_path / "data"
+    (data / "tmp").mkdir(parents=True)
+    confine = ["unshare", "--mount", "sh", "-ec", CONFINE, str(ROOT / "Dockerfile"), str(data)]
+    command = [str(Path(sys.executable).with_name("gradcanary")), "up", "--port", "0", "--data", str(data)]
+    environment = {**os.environ, "HOME": str(data), "TMPDIR": str(data / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen([*confine, *command], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            [port] = [line.rsplit(":", 1)[1] for line in lines_until(process.stdout, "listening on")]
+            rights = Path(f"/proc/{process.pid}/status").read_text()
+            assert set(re.findall(r"^Cap(?:Prm|Eff|Bnd):\t(\w+)$", rights, re.MULTILINE)) == {"0" * 16}
+            assert "NoNewPrivs:\t1\n" in rights
+            url = f"http://127.0.0.1:{int(port)}"
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            assert httpx.get(f"{url}/").status_code == 200
+            assert httpx.get(f"{url}/api/v1/runs").json()["runs"] == []
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    assert (data / "gradcanary.db").exists()
+
+
+def lines_until(lines, words):
+    """Yield the first line that has the words."""
+    yield next(line for line in lines if words in line)
 
 
 def test_a_password_comes_from_its_own_place(tmp_path):

@@ -1,10 +1,12 @@
-"""The distribution as a user installs it: no dependency, and the four packages."""
+"""The wheel as a user installs it, on this Python; ``make release`` tries both archives, on each Python with torch."""
 
 import json
+import re
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,18 +15,14 @@ import tomllib
 from packaging.requirements import Requirement
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
+from gradcanary import __version__
 from gradcanary_dashboard.web.assets import ASSETS, PLOTLY
+from support.release import archives
 
 INSIDES_USED = ("dash", "plotly", "psycopg", "pydantic", "uvicorn")
 """Packages of which we use more than they promise to keep: a version that no test has seen may break us."""
 
 PROJECT = Path(__file__).parents[3]
-PACKAGES = (
-    "agent/gradcanary",
-    "server/gradcanary_server",
-    "dashboard/gradcanary_dashboard",
-    "migrations/gradcanary_migrations",
-)
 
 LOADED_FROM_SITE_PACKAGES = """
 import importlib.util, json, sys
@@ -38,15 +36,25 @@ print(json.dumps([name for name, file in files.items() if "site-packages" in fil
 
 @pytest.fixture(scope="module")
 def empty_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new venv with gradcanary in it, installed as ``pip install .`` does."""
+    """The interpreter of a new venv without a package."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", str(PROJECT)], check=True, timeout=240)
-    return python
+    return folder / "bin" / "python"
 
 
-def test_installing_brings_no_other_package(empty_python: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(empty_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that ``pip install .`` builds; it is in the venv from now on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [empty_python, "-m", "pip"]
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)]
+    subprocess.run(build, check=True, timeout=240)
+    [wheel] = folder.iterdir()
+    subprocess.run([*pip, "install", "--quiet", str(wheel)], check=True, timeout=240)
+    return wheel
+
+
+def test_installing_brings_no_other_package(empty_python: Path, wheel: Path) -> None:
     listing = subprocess.run(
         [empty_python, "-m", "pip", "list", "--format", "json"], capture_output=True, check=True, timeout=60
     )
@@ -54,10 +62,73 @@ def test_installing_brings_no_other_package(empty_python: Path) -> None:
     assert names - {"pip", "setuptools"} == {"gradcanary"}
 
 
-def test_it_is_installed_as_typed(empty_python: Path) -> None:
-    found = "import gradcanary, pathlib; print((pathlib.Path(gradcanary.__file__).parent / 'py.typed').exists())"
-    told = subprocess.run([empty_python, "-I", "-c", found], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "True\n"
+def test_the_wheel_has_what_it_should_and_nothing_else(wheel: Path) -> None:
+    assert archives.wheel_faults(wheel, PROJECT) == []
+
+
+Contents = dict[str, bytes]
+METADATA = f"gradcanary-{__version__}.dist-info/METADATA"
+
+
+def add_a_test(contents: Contents) -> None:
+    contents["tests/test_it.py"] = b""
+
+
+def leave_out_the_type_marker(contents: Contents) -> None:
+    del contents["gradcanary/py.typed"]
+
+
+def leave_out_a_runbook(contents: Contents) -> None:
+    del contents["gradcanary/knowledge/runbooks/collapse.md"]
+
+
+def leave_out_the_licence(contents: Contents) -> None:
+    del contents[f"gradcanary-{__version__}.dist-info/licenses/LICENSE"]
+
+
+def leave_out_the_command(contents: Contents) -> None:
+    contents[f"gradcanary-{__version__}.dist-info/entry_points.txt"] = b""
+
+
+def require_torch(contents: Contents) -> None:
+    contents[METADATA] = b"Requires-Dist: torch\n" + contents[METADATA]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (add_a_test, "tests/test_it.py does not belong there"),
+        (leave_out_the_type_marker, "gradcanary/py.typed is missing"),
+        (leave_out_a_runbook, "gradcanary/knowledge/runbooks/collapse.md is missing"),
+        (leave_out_the_licence, f"gradcanary-{__version__}.dist-info/licenses/LICENSE is missing"),
+        (leave_out_the_command, "the commands are {}"),
+        (require_torch, "the agent alone installs torch"),
+    ],
+)
+def test_a_fault_of_a_wheel_is_found(
+    spoil: Callable[[Contents], None], fault: str, wheel: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    spoil(contents)
+    with zipfile.ZipFile(tmp_path / wheel.name, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    assert archives.wheel_faults(tmp_path / wheel.name, PROJECT) == [fault]
+
+
+def test_the_version_is_the_same_everywhere(wheel: Path) -> None:
+    assert wheel.name == f"gradcanary-{__version__}-py3-none-any.whl"
+    released = re.findall(
+        r"^## (\d\S*) - \d{4}-\d\d-\d\d$", (PROJECT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert released[0] == __version__
+    texts = [
+        path.read_text("utf-8") for path in (PROJECT / "docs" / "deploy").rglob("*") if path.suffix in (".md", ".yaml")
+    ]
+    tags = [tag for text in texts for tag in re.findall(r"/gradcanary:([\d.]+\d)", text)]
+    assert len(tags) >= 4
+    assert set(tags) == {__version__}
 
 
 def wanted_by_extras() -> Iterator[Requirement]:
@@ -90,7 +161,7 @@ def test_the_plotly_of_the_pages_is_that_of_the_figures() -> None:
     assert bundled == installed.replace("plotly.js", "plotly.js (cartesian - minified)")
 
 
-def test_importing_loads_nothing_from_site_packages(empty_python: Path) -> None:
+def test_importing_loads_nothing_from_site_packages(empty_python: Path, wheel: Path) -> None:
     torch_packages = next(path for path in map(Path, sys.path) if (path / "torch").is_dir())
     loaded = subprocess.run(
         [empty_python, "-c", LOADED_FROM_SITE_PACKAGES],
@@ -104,23 +175,7 @@ def test_importing_loads_nothing_from_site_packages(empty_python: Path) -> None:
     assert {name for name in json.loads(loaded.stdout) if not name.startswith("gradcanary.")} == set()
 
 
-def test_the_four_packages_come_with_all_their_files(empty_python: Path) -> None:
-    (site_packages,) = empty_python.parent.parent.glob("lib/python*/site-packages")
-    recorded = next(site_packages.glob("gradcanary-*.dist-info/RECORD")).read_text().splitlines()
-    names = {line.rsplit(",", 2)[0] for line in recorded}
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} - {".."} == {
-        "gradcanary",
-        "gradcanary_server",
-        "gradcanary_dashboard",
-        "gradcanary_migrations",
-    }
-    for package in PACKAGES:
-        root = PROJECT / package
-        files = {path.relative_to(root.parent).as_posix() for path in root.rglob("*") if path.is_file()}
-        assert {name for name in files if "__pycache__" not in name} <= names
-
-
-def test_pages_are_installed_and_explained(empty_python: Path) -> None:
+def test_pages_are_installed_and_explained(empty_python: Path, wheel: Path) -> None:
     command = [empty_python.with_name("gradcanary"), "explain", "collapse"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", timeout=60).stdout
     page = Path(said.splitlines()[-1].removeprefix("Page: ").removesuffix(" (or add --page)"))

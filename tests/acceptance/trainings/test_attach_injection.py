@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,24 +19,12 @@ import torch
 from gradcanary.attach import bootstrap, injection, processes, request
 from support import PROGRAMS, warm
 from support.agent.attach_targets import LOOP, mapped, program, until
+from support.pythons import find_pythons
 
 PACKAGE = str(request.PACKAGE)
 
 
-def pythons() -> dict[str, str]:
-    """Return an interpreter for each version that can be found: this one, those on PATH and of pyenv."""
-    homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = {f"3.{sys.version_info.minor}": sys.executable}
-    for minor in range(10, 15):
-        name = f"python3.{minor}"
-        on_path = shutil.which(name) or ""
-        for python in [*map(str, homes.glob(f"*/bin/{name}")), "" if "shims" in on_path else on_path]:
-            if python:
-                found.setdefault(f"3.{minor}", python)
-    return found
-
-
-@pytest.mark.parametrize(("version", "python"), pythons().items())
+@pytest.mark.parametrize(("version", "python"), find_pythons().items())
 def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_path: Path) -> None:
     with program(python, "-S", "-c", LOOP, str(mapped(tmp_path))) as target:
         process = processes.find(target.pid)

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from component.agent.doctor.conftest import Examine
-from gradcanary import wire
+from gradcanary import __version__, wire
 from gradcanary.doctor import network
 from support import warm
 from support.collectors import Collector
@@ -85,7 +85,7 @@ def test_a_collector_without_tokens_is_fine_and_gets_nothing(examine: Examine, m
     assert status == 0
     assert found["settings"]["found"] == f"{module_collector.url} (--url), no token"
     assert f"{module_collector.url} answers in " in found["collector"]["found"]
-    assert f", gradcanary 0.1.0, protocol {wire.PROTOCOL} as here" in found["collector"]["found"]
+    assert f", gradcanary {__version__}, protocol {wire.PROTOCOL} as here" in found["collector"]["found"]
     assert found["token"]["found"] == "the collector asks for none"
     assert found["clock"]["state"] == "ok"
     assert module_collector.get("/api/v1/runs").json()["runs"] == []
@@ -113,7 +113,7 @@ def test_the_scope_of_a_token(examine: Examine, guarded: Collector, monkeypatch,
     assert found["token"]["state"] == state
     assert found["token"]["found"].startswith(says)
     assert ("gradcanary token create --scope ingest" in found["token"]["do"]) == (state == "fault")
-    assert ("gradcanary 0.1.0" in found["collector"]["found"]) == (scope != "ingest")
+    assert (f"gradcanary {__version__}" in found["collector"]["found"]) == (scope != "ingest")
     assert ("protocol" in found["collector"]["found"]) == (scope != "read"), "a refusal comes before the protocol"
     assert secret not in str(found)
 

@@ -1,0 +1,1 @@
+"""The check of a release: ``make release``, and docs/contributing/releasing.md."""
