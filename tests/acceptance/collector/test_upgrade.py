@@ -19,14 +19,13 @@ from support.server import older_stores
 from support.streams import Session, Stream, collapsed, falling_loss, healthy
 from support.waiting import eventually
 
+STREAM = Stream(collapsed(600, 8, (3,), 300), falling_loss(600))
 SECRET = {"GRADCANARY_WEBHOOK_SECRET": "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="}
 RUN = "/api/v1/runs/run-1"
 OF_RUN = ("", "/layers", "/layers/3", "/metrics?points=500", "/series?layer=3&points=500", "/heatmap", "/export.csv")
 OTHERS = ("runs", "incidents", "incidents/1", "silences", "rules", "endpoints", "endpoints/1/deliveries", "audit")
 PATHS = (*(RUN + path for path in OF_RUN), RUN + "/metrics.csv", *(f"/api/v1/{path}" for path in OTHERS))
-NEWER = (
-    "was written by a newer gradcanary (9.0.0; here is {here}) and is left as it is: install that version or a later"
-)
+NEWER = "was written by a newer gradcanary (9.0.0; here is {here}) and is left as it is: install that version or"
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def start(tmp_path, receiver):
 def fill(collector, receiver):
     """Let a training collapse and end, and an operator acknowledge and silence; wait until the message is sent."""
     session = Session(collector.url)
-    session.send(Stream(collapsed(600, 8, (3,), 300), falling_loss(600)))
+    session.send(STREAM)
     receiver.wait(1)
     api = f"{collector.url}/api/v1"
     httpx.post(f"{api}/incidents/1/ack", json={"by": "ada", "note": "seen"}).raise_for_status()
@@ -91,9 +90,7 @@ def test_an_older_store_is_upgraded_by_a_start_and_answers_the_same(start, recei
     upgraded = start(empty_url, first.port)  # the port is in the addresses of incidents
     assert told(upgraded) == before
     count = len(receiver.got)
-    Session(upgraded.url, run="run-2", session="session-2").send(
-        Stream(collapsed(600, 8, (3,), 300), falling_loss(600))
-    )
+    Session(upgraded.url, run="run-2").send(STREAM)
     receiver.wait(count + 1)
     assert receiver.got[-1].data["run"] == "run-2"
     upgraded.stop()

@@ -1,4 +1,4 @@
-"""An agent and a collector of different versions: a line says which side to upgrade, and the training goes on as alone."""
+"""An agent and a collector of different versions: a line names the side to upgrade, and the training goes on."""
 
 import os
 
