@@ -60,16 +60,13 @@ def fill(collector, receiver):
     session.end(last_step=599).raise_for_status()
     wish = {"run": "another", "until": "2100-01-01T00:00:00Z", "by": "ada"}
     httpx.post(f"{api}/silences", json=wish).raise_for_status()
-    eventually(lambda: {row["state"] for row in sent(collector)} == {"delivered"} and len(sent(collector)) > 1)
-
-
-def sent(collector):
-    return collector.get("/api/v1/incidents/1").json()["deliveries"]
+    shown = f"{api}/incidents/1"
+    eventually(lambda: {each["state"] for each in httpx.get(shown).json()["deliveries"]} == {"delivered"})
 
 
 def told(collector):
     """Return all answers of the API about a store in which no training runs."""
-    found = {path: collector.get(path) for path in PATHS}
+    found = {path: httpx.get(collector.url + path, timeout=30) for path in PATHS}
     assert {path: answer.status_code for path, answer in found.items()} == dict.fromkeys(PATHS, 200)
     return {path: answer.text for path, answer in found.items()}
 
