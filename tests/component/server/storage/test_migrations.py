@@ -169,7 +169,7 @@ def test_killed_at_any_moment_an_upgrade_is_done_or_not_begun(empty_url):
         def kill(point=point, instant=instant):
             database.break_at(point, die) if point else signal.setitimer(signal.ITIMER_REAL, instant)
 
-        kills += not mortal(lambda tell: database.migrate() or tell(1), kill)
+        kills += not mortal(lambda tell: (database.migrate(), tell(1)), kill)
     print(f"killed {kills} times")
     assert (found := shape(database)) == before or found[0] == head_revision(), "it stopped in the middle"
     database.migrate()
@@ -190,7 +190,7 @@ def test_killed_at_each_statement_of_an_upgrade_the_next_start_upgrades(new_stor
     for point in itertools.count(1):
         database = Frail(empty_url)
         has_survived = mortal(
-            lambda tell, database=database: database.migrate() or tell(1),
+            lambda tell, database=database: (database.migrate(), tell(1)),
             lambda database=database, point=point: database.break_at(point, die),
         )
         now = older_stores.contents(empty_url)
