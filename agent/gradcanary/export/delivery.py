@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from gradcanary import wire
+from gradcanary import __version__, wire
 from gradcanary.export.outbox import InFlight, Outbox
 from gradcanary.export.transport import Answer, Transport, UnreachableError
 from gradcanary.guard import Guard
@@ -24,6 +24,8 @@ MOST_SPACING_S = 10.0
 
 HOW_TO_CREATE = "'gradcanary token create --scope ingest --name NAME' makes one where the collector runs"
 REFUSED_TOKEN = f"{{url}} refuses the token: set GRADCANARY_TOKEN to a valid one; {HOW_TO_CREATE} ({{why}}); {{hint}}"
+OTHER_VERSION = "{message} Here is gradcanary {here}. What is measured is kept; {hint}"
+"""The collector compares the protocols, so its message names the side to upgrade."""
 
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000)
 """Until the collector has sent its own."""
@@ -188,8 +190,7 @@ class Delivery:
             self.is_unauthorized = True
             return False
         if status == 426:
-            line = "the collector does not support this agent's protocol: {message}; {hint}"
-            self._print_once(line, message=answer.message)
+            self._print_once(OTHER_VERSION, message=answer.message, here=__version__)
             return False
         if status in (400, 404, 409, 413, 415, 422) and not (is_hello and status == 404):
             self.is_reachable = True

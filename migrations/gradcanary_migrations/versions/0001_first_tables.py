@@ -1,4 +1,4 @@
-"""All tables of the first version; edited until 1.0.0 is released."""
+"""All tables of the first version. Frozen: test_migrations.py has the digest of its statements."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -11,7 +11,7 @@ from itertools import chain
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from gradcanary import wire
+from gradcanary import __version__, wire
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.rules.config import MetricRule
 from gradcanary_server.validation import (
@@ -92,9 +92,9 @@ def _check_id(text: str, field: str) -> None:
 
 def _check_protocol(protocol: object) -> None:
     if isinstance(protocol, int) and protocol != wire.PROTOCOL:
-        raise RequestError(
-            426, "unknown_protocol", f"This collector speaks protocol {wire.PROTOCOL}, not {protocol}.", "protocol"
-        )
+        side = "where the collector runs" if protocol > wire.PROTOCOL else "where the training runs"
+        here = f"The collector (gradcanary {__version__}) has protocol {wire.PROTOCOL}, the agent {protocol}"
+        raise RequestError(426, "unknown_protocol", f"{here}: upgrade gradcanary {side}.", "protocol")
 
 
 def _check_session_facts(message: wire.Hello) -> None:

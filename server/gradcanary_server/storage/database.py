@@ -10,18 +10,20 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, Row, make_url, text
+from sqlalchemy import Connection, Engine, Row, make_url, select, text, update
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from gradcanary_server.errors import StoreError, StoreUnavailable, without_password
+from gradcanary import __version__
+from gradcanary_server.errors import CollectorError, StoreError, StoreUnavailable, without_password
 from gradcanary_server.storage import citus, maintenance, sqlite
 from gradcanary_server.storage.citus_nodes import Nodes
 from gradcanary_server.storage.driver_errors import driver_message, translated
+from gradcanary_server.storage.schema import collector_heartbeat
 from gradcanary_server.storage.sqlite_writer import UNFLUSHED, SqliteWriter, checkpoint
 
 Record = Row[Any]
@@ -60,6 +62,13 @@ _SET_UP = (
     f"SELECT pg_advisory_xact_lock({_SET_UP_LOCK})",
 )
 """On PostgreSQL; a write transaction of SQLite is alone anyway."""
+
+_LAST_VERSION = select(collector_heartbeat.c.version).where(collector_heartbeat.c.heartbeat_id == 1)
+
+_NEWER = (
+    "The database was written by a newer gradcanary ({found}; here is {here}) and is left as it is: install that "
+    "version or a later one here, or use a backup from before the upgrade."
+)
 
 _EXAMPLES = "sqlite:////srv/gradcanary.db or postgresql://USER:PASSWORD@HOST/NAME"
 
@@ -176,11 +185,13 @@ class Database:
         self._check()
         try:
             with self.setup_transaction() as connection:
-                return maintenance.upgrade(connection)
+                before, now = maintenance.upgrade(connection)
+                if before != now:
+                    connection.execute(update(collector_heartbeat).values(version=__version__))
+                return before, now
         except CommandError as error:
-            raise StoreError(
-                f"The database was written by a newer gradcanary ({error}): upgrade this one, or use another database."
-            ) from error
+            found = self._last_version() or error
+            raise StoreError(_NEWER.format(found=found, here=__version__)) from error
         except (StoreError, StoreUnavailable) as error:
             raise StoreError(f"The database cannot be migrated: {driver_message(error)}") from error
 
@@ -261,6 +272,13 @@ class Database:
 
     def _reading(self) -> AbstractContextManager[None]:
         return nullcontext() if self._sqlite is None else self._sqlite.reading()
+
+    def _last_version(self) -> str | None:
+        """Return the version that last worked with this store; None if none did, or a newer one moved the column."""
+        found: str | None = None
+        with suppress(CollectorError), self.read() as connection:
+            found = connection.scalar(_LAST_VERSION)
+        return found
 
     def _check(self) -> None:
         """Raise StoreError unless the store can be reached, is undamaged and can be used by this version."""

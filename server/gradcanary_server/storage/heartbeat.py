@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, func, select, update
 
+from gradcanary import __version__
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.runs import SILENT
 from gradcanary_server.storage.schema import (
@@ -66,12 +67,12 @@ class Heartbeat:
         row = connection.execute(select(collector_heartbeat).where(where).with_for_update()).one_or_none()
         now = database.now(connection)  # after the row is locked
         if row is None:
-            values = {"heartbeat_id": self.number, "listening_since": now, "last_beat": now}
-            insert_new(connection, collector_heartbeat, values)
+            values = {"listening_since": now, "last_beat": now, "version": __version__}
+            insert_new(connection, collector_heartbeat, {"heartbeat_id": self.number, **values})
             return now, last_seen
         last = max(float(row.last_beat), last_seen)
         since = row.listening_since if self._is_continuous(last, now) else now
-        values = {"listening_since": since, "last_beat": now}
+        values = {"listening_since": since, "last_beat": now, "version": __version__}
         connection.execute(update(collector_heartbeat).where(where).values(values))
         return now, last
 

@@ -54,15 +54,15 @@ def head_revision() -> str:
     return str(ScriptDirectory.from_config(alembic_config()).get_current_head())
 
 
-def upgrade(connection: Connection) -> tuple[str | None, str]:
-    """Migrate the tables; return their revision before (None = no tables) and after.
+def upgrade(connection: Connection, target: str = "head") -> tuple[str | None, str]:
+    """Migrate the tables to a revision; return their revision before (None = no tables) and after.
 
     Raises Alembic's CommandError if a newer version wrote them.
     """
     settings = alembic_config()
     settings.attributes["connection"] = connection
     before = revision(connection)
-    command.upgrade(settings, "head")
+    command.upgrade(settings, target)
     return before, str(revision(connection))
 
 

@@ -107,6 +107,7 @@ collector_heartbeat = Table(
     Column("heartbeat_id", Integer, primary_key=True),  # 1: a collector listens; 2: retention runs
     Column("listening_since", Double, nullable=False),  # the first beat after the last interruption
     Column("last_beat", Double, nullable=False),
+    Column("version", String(40)),  # of gradcanary, that last beat or migrated: an older one names it as it refuses
 )
 
 session_tombstone = Table(
@@ -439,6 +440,8 @@ delivery = Table(
     Column("lease_until", Double),
     Column("fence", Integer, nullable=False, default=0),
     Column("maybe_delivered_at", Double),  # when it was last sent without a known result
+    # The dispatcher looks for what is due twice a second, and messages stay as long as their run.
+    Index("ix_delivery_due", "state", "next_attempt"),
 )
 
 attempt = Table(

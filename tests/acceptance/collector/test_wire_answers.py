@@ -128,7 +128,10 @@ def test_late_is_known_with_the_first_step(session):
 
 
 def test_another_protocol_is_426_whatever_else_the_hello_says(session, stream):
-    assert refused(session.put_hello(stream.hello(protocol=2)), 426, "unknown_protocol")
+    for protocol, side in ((0, "where the training runs"), (2, "where the collector runs")):
+        answer = session.put_hello(stream.hello(protocol=protocol))
+        assert refused(answer, 426, "unknown_protocol")
+        assert f"has protocol 1, the agent {protocol}: upgrade gradcanary {side}." in answer.json()["error"]["message"]
     future = json.dumps({"protocol": 7, "something": "new"}).encode()
     assert refused(httpx.put(session.path(), content=future, headers=JSON), 426, "unknown_protocol")
 

@@ -148,7 +148,7 @@ def test_migrate_says_what_the_tables_were_and_are(typed, tmp_path, collector):
         status, said, error = typed(command, "--data", tmp_path / "new", *(["--port", "0"] if command == "up" else []))
         assert (status, said) == (2, "")
         assert "was written by a newer gradcanary" in error
-        assert "upgrade this one, or use another database" in error
+        assert "install that version or a later one here, or use a backup" in error
 
 
 def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):

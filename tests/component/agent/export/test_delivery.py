@@ -263,6 +263,16 @@ def test_refusals_of_configuration_are_logged_once_and_retried(status, word, cap
     assert capsys.readouterr().err.count(word) == 1
 
 
+def test_batches_that_another_version_does_not_take_are_kept_for_the_next_one(capsys):
+    """A collector that is upgraded while a training runs knows its session, and may not know its batches."""
+    says = Says(426, refusal("unknown_protocol", "Upgrade gradcanary where the training runs."))
+    with collector_that(once("batches", says, times=3)) as collector:
+        trained(collector.url, 5, 5, pause=lambda: until(lambda: collector.of("batches")))
+        assert collector.steps() == list(range(10))
+    line = "gradcanary: Upgrade gradcanary where the training runs. Here is gradcanary "
+    assert capsys.readouterr().err.count(line) == 1
+
+
 def test_refused_token_is_reported_to_attach():
     with collector_that(once("hello", Says(401, refusal("x", "Revoked.")), times=99)) as collector:
         training = Training()

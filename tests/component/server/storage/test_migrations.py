@@ -1,5 +1,7 @@
 """The migrations make the tables that schema.py describes, once, and refuse a newer database."""
 
+import hashlib
+import itertools
 import random
 import signal
 import stat
@@ -7,13 +9,16 @@ import stat
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import func, insert, inspect, select, text
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_mock_engine, func, insert, inspect, select, text
 
 from gradcanary_server.errors import StoreError, StoreUnavailable
 from gradcanary_server.storage.database import Database
-from gradcanary_server.storage.maintenance import head_revision, revision
+from gradcanary_server.storage.maintenance import alembic_config, head_revision, revision
 from gradcanary_server.storage.schema import metadata, rule_state
 from support.effort import EFFORT
+from support.server import older_stores, stores
 from support.server.frail import Frail, die, mortal
 
 
@@ -31,6 +36,23 @@ def test_models_and_migrations_agree(database):
         assert compare_metadata(context, metadata) == []
 
 
+FROZEN = {
+    ("0001", "sqlite"): "6ab19ab7158164e27882e58ae2e5a108f70a280d26ffaf29b60a63827acdb55a",
+    ("0001", "postgresql"): "5bdb106ad2a73fea7a423b6f2304f25a3f9a1a02767d142e9f9b97681541ca19",
+}
+"""Digests of the statements of released migrations. Stores have their tables: a change is a migration of its own."""
+
+
+@pytest.mark.parametrize(("released", "name"), FROZEN)
+def test_a_released_migration_is_never_edited(released, name):
+    statements = []
+    engine = create_mock_engine(f"{name}://", lambda statement, *_, **__: statements.append(statement))
+    with Operations.context(MigrationContext.configure(engine)):
+        ScriptDirectory.from_config(alembic_config()).get_revision(released).module.upgrade()
+    plain = [" ".join(str(each.compile(dialect=engine.dialect)).split()) for each in statements]
+    assert hashlib.sha256("\n".join(plain).encode()).hexdigest() == FROZEN[released, name], plain
+
+
 def test_migrating_twice_changes_nothing(database):
     database.migrate()
     with database.write() as connection:
@@ -46,7 +68,11 @@ def test_a_database_of_a_newer_version_is_refused(database):
     database.migrate()
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StoreError, match="newer gradcanary"):
+    with pytest.raises(StoreError, match=r"newer gradcanary \(Can't locate revision identified by '9999'; here is "):
+        database.migrate()
+    with database.write() as connection:
+        connection.execute(text("DROP TABLE collector_heartbeat"))  # a newer version may have
+    with pytest.raises(StoreError, match=r"newer gradcanary \(Can't locate"):
         database.migrate()
 
 
@@ -143,11 +169,36 @@ def test_killed_at_any_moment_an_upgrade_is_done_or_not_begun(empty_url):
         def kill(point=point, instant=instant):
             database.break_at(point, die) if point else signal.setitimer(signal.ITIMER_REAL, instant)
 
-        kills += not mortal(lambda tell: database.migrate() or tell(1), kill)
+        kills += not mortal(lambda tell: (database.migrate(), tell(1)), kill)
     print(f"killed {kills} times")
     assert (found := shape(database)) == before or found[0] == head_revision(), "it stopped in the middle"
     database.migrate()
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
         assert compare_metadata(context, metadata) == []
+    database.close()
+
+
+@pytest.mark.parametrize("older", older_stores.REVISIONS)
+def test_killed_at_each_statement_of_an_upgrade_the_next_start_upgrades(new_store_url, empty_url, older):
+    source = new_store_url()
+    stores.Store(source).database.close()
+    older_stores.lay(empty_url, older, source)
+    rows = older_stores.contents(empty_url)
+    assert rows["run"]
+    assert len(rows["layer"]) == 300
+    for point in itertools.count(1):
+        database = Frail(empty_url)
+        has_survived = mortal(
+            lambda tell, database=database: (database.migrate(), tell(1)),
+            lambda database=database, point=point: database.break_at(point, die),
+        )
+        now = older_stores.contents(empty_url)
+        assert now.pop("alembic_version")[0]["version_num"] in (older, head_revision())
+        assert now == {name: rows[name] for name in now}
+        if has_survived:
+            break
+        database.close()
+    print(f"killed {point - 1} times")
+    assert shape(database)[0] == head_revision()
     database.close()
