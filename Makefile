@@ -19,8 +19,11 @@ QUICK := (unit or component or smoke) and not (postgres or slow)
 BENCHMARKS ?=
 
 CITUS_URL ?=
+# Commands that end and start a node, with {node} for its groupid in pg_dist_node: CITUS_KILL='ssh node{node} ...'
+CITUS_KILL ?=
+CITUS_START ?=
 
-.PHONY: demo test test-all test-citus test-gpu check detection words public-loops loops benchmarks browser screenshots docs audit release clean
+.PHONY: demo test test-all test-citus test-gpu check mutants detection words public-loops generated benchmarks browser screenshots docs audit release clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -33,14 +36,19 @@ test: $(VENV)/.browser
 test-all: $(VENV)/.browser $(VENV)/.deploy
 	$(BIN)/pytest -n $(WORKERS) --dist $(DIST) $(ARGS)
 
-# The server's suites on a cluster of yours, in databases of their own. It needs Citus 13 with PostgreSQL 15 on each node.
+# The server's suites on a cluster of yours, in databases of their own, then ten kills under trainings and a dead node
+# (tests/citus). It needs Citus 13 with PostgreSQL 15 on each node. CITUS_AT_WORKER=1 goes through a worker.
 test-citus: $(VENV)/.development
 ifeq ($(CITUS_URL),)
 	@echo "test-citus needs CITUS_URL=postgresql://USER:PASSWORD@COORDINATOR/DATABASE: a superuser of a cluster whose nodes" >&2
 	@echo "this machine reaches by the addresses of pg_dist_node, with max_prepared_transactions above 0 on each." >&2
+	@echo "With CITUS_KILL='COMMAND {node}' and CITUS_START='COMMAND {node}', which end a node (kill -9) and start it, nodes" >&2
+	@echo "are killed under trainings, too: {node} is their groupid, 0 the coordinator. Without them only collectors are." >&2
+	@echo "With CITUS_AT_WORKER=1 all of it goes through the last worker in place of the coordinator." >&2
 	@exit 2
 endif
 	CITUS_URL='$(CITUS_URL)' $(BIN)/pytest -n $(WORKERS) --dist $(DIST) -m postgres tests/component/server $(ARGS)
+	CITUS_URL='$(CITUS_URL)' CITUS_KILL='$(CITUS_KILL)' CITUS_START='$(CITUS_START)' $(BIN)/pytest tests/citus
 
 # No part of "test-all": it fails where there is no GPU.
 test-gpu: $(VENV)/.development
@@ -51,6 +59,10 @@ check: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright
+
+# Breaks a module in one place at a time, and prints what its tests do not see: docs/results/mutants.md.
+mutants: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/mutants.py $(MODULE) $(ARGS)
 
 # Both run, also after a miss. ARGS=--write publishes docs/results/detection.md.
 detection: $(VENV)/.product
@@ -68,8 +80,9 @@ public-loops: $(VENV)/.development
 	$(BIN)/$(INSTALL) '$(TORCH)' --group public-loops
 	PYTHONPATH=$(CURDIR)/tests OMP_NUM_THREADS=1 $(BIN)/python -m public_loops.report $(ARGS)
 
-loops: $(VENV)/.development
-	$(BIN)/python tests/support/agent/loop_table.py
+# What the documents take from the code: docs/contributing/writing.md.
+generated: $(VENV)/.product
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.documents.generated
 
 # All of them run, also after one that missed a target: hours. What is done is kept: the same command goes on where it ended.
 # BENCHMARKS=ingest_cost for one; ARGS=--write publishes BENCHMARKS.md.

@@ -83,7 +83,8 @@ def describe_incidents(incidents: Sequence[wire.Brief]) -> str:
 
 
 def describe_micro_steps(summary: Mapping[str, Any]) -> str:
-    return f"K = {summary['k']} per step, summed in {count_kinds(summary['accumulators']) or 'nothing yet'}"
+    micro_steps = wording.count(summary["k"], "micro-step")
+    return f"K = {micro_steps} per step, summed in {count_kinds(summary['accumulators']) or 'nothing yet'}"
 
 
 def count_kinds(kinds: Mapping[str, int]) -> str:

@@ -311,8 +311,8 @@ class Brief:
     """An open incident, as the collector reports it to the agent.
 
     ``silenced`` is True if silences cover all its firing members, or the worst of them. ``reopened`` counts how often
-    it was over and came back. ``do_first`` is one line, empty if ten newer or worse ones are open. An older collector
-    sends none of the last four.
+    it was over and came back. ``do_first`` is one line, empty if ten newer or worse ones are open. ``muted`` is True if
+    its rule sends no messages. An older collector sends none of the last five.
     """
 
     id: int
@@ -327,6 +327,12 @@ class Brief:
     silenced: bool = False
     reopened: int = 0
     do_first: str = ""
+    muted: bool = False
+
+    @property
+    def is_handled(self) -> bool:
+        """True after an acknowledgement, and during a silence."""
+        return self.acknowledged or self.silenced
 
 
 @dataclass(frozen=True)
@@ -396,7 +402,7 @@ def _reply(body: Mapping[str, Any]) -> Reply:
 def _brief(body: Mapping[str, Any]) -> Brief:
     numbers = {key: int(body[key]) for key in ("id", "opened_step", "layers")}
     texts = {key: str(body[key]) for key in ("rule", "severity", "state", "summary", "url")}
-    newer = {"acknowledged": bool, "silenced": bool, "reopened": int, "do_first": str}
+    newer = {"acknowledged": bool, "silenced": bool, "reopened": int, "do_first": str, "muted": bool}
     known = {key: kind(body[key]) for key, kind in newer.items() if key in body}
     return Brief(**numbers, **texts, **known)  # type: ignore[arg-type]  # each key is of its kind
 

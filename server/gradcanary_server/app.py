@@ -33,7 +33,7 @@ from gradcanary_server.auth import tokens as auth_tokens
 from gradcanary_server.auth.gate import AccessControl
 from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.watchdog import Watchdog
-from gradcanary_server.ingest.admission import Backpressure, IngestPriority
+from gradcanary_server.ingest.admission import MAX_BATCHES, MAX_PARALLEL_BATCHES, Backpressure, IngestPriority
 from gradcanary_server.ingest.service import Ingest
 from gradcanary_server.mcp import endpoint as mcp_endpoint
 from gradcanary_server.notify import configured_endpoints
@@ -125,7 +125,7 @@ def _services(settings: Settings, board: WorkerBoard | None) -> Services:
         compactor=Compactor(database, log, tiles, ingest.merge_overdue, settings.raw_days),
         watchdog=Watchdog(database, in_force),
         backtests=Backtests(settings.db, in_force, shares.backtests),
-        priority=IngestPriority(),
+        priority=IngestPriority(MAX_BATCHES if database.has_one_writer else MAX_PARALLEL_BATCHES),
         gate=AccessControl(database, settings),
         configured=configured,
         sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks), Pictures(draw)),
@@ -147,7 +147,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             services.loops.append(Checkpointer(database))
         if database.nodes is not None:
             services.loops.append(database.nodes)
-        app.state.ingest_threads = ingest.create_threads()  # again at each start: the end shut them down
+        app.state.ingest_threads = ingest.StoreThreads(database.nodes)  # again at each start: the end shut them down
         for loop in services.loops:
             loop.start()
         reports = operations.begin_reports(services)

@@ -38,7 +38,8 @@ class OutageLog:
 
     def end(self) -> None:
         if self._lasts:
-            self._logger.info("%s: the database is back.", self._name)
+            # As loud as the beginning: a log of problems alone would have outages without an end.
+            self._logger.warning("%s: the database is back.", self._name)
         self._lasts = False
         self.reason = None
 

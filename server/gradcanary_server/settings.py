@@ -63,6 +63,7 @@ class Settings:
     raw_days: float | None = None
     log: str = "text"
     auth: bool = False
+    reached_by_others: bool = False
     proxies: tuple[str, ...] = ()
     tls: Certificate | None = None
     cache_mb: int = caches.DEFAULT_MB
@@ -112,6 +113,7 @@ class Settings:
             hosts=_items(environ.get("GRADCANARY_HOSTS")),
             embed_in=_origins(environ.get("GRADCANARY_EMBED_IN")),
             auth=_auth(environ.get("GRADCANARY_AUTH"), asked=auth, needed=reached_by_others),
+            reached_by_others=reached_by_others,
             proxies=tuple(map(str, _networks(environ, "GRADCANARY_PROXIES", PROXIES))),
             tls=_certificate(tls_cert, tls_key),
             cache_mb=max(_cache_mb(environ.get("GRADCANARY_CACHE_MB")) // workers, 1),

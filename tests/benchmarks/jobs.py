@@ -29,7 +29,7 @@ from support import streams
 STEPS, EACH_S = 5, 0.5
 """Ten steps a second in a batch each half second, as the agent sends them. A collector may ask for fewer batches."""
 
-TOGETHER = (1, 2, 4)
+TOGETHER = (1, 2, 4, 8, 12)
 """How many of these half seconds go into a batch, by what it asks for, and how long it took over the last one."""
 
 AFTER_S = 0.2

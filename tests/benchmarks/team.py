@@ -1,12 +1,13 @@
 """A team's collector: a hundred trainings post to it while ten people look on. Acknowledgements, CPU, memory, disk.
 
-python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--tabs 10]
+python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--settle 30] [--tabs 10]
     [--database postgresql] [--workers 2]
 Each training has ten steps a second, all sampled, absmax and norm, in a batch each half second, or as seldom as the
-collector asks for, which agents heed. They begin one after the other; what is measured comes when all are there. An
-acknowledgement counts from the moment at which its batch was due. Every other tab shows the list of runs, the others a
-run each, and each asks once a second (tabs.py). CPU, memory and writes are those of the collector and of PostgreSQL,
-each by itself; who posts and who looks is counted apart. Exit status 1 where a target is missed.
+collector asks for, which agents heed. They begin one after the other, and what is measured begins when all have been
+there for a while: a collector asks for larger batches in steps of some seconds. An acknowledgement counts from the
+moment at which its batch was due. Every other tab shows the list of runs, the others a run each, and each asks once a
+second (tabs.py). CPU, memory and writes are those of the collector and of PostgreSQL, each by itself; who posts and who
+looks is counted apart. Exit status 1 where a target is missed.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--layers", type=int, default=500)
     parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--settle", type=int, default=30, help="seconds with all of the load that are not measured")
     parser.add_argument("--tabs", type=int, default=10)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--workers", type=int, default=1, help="processes of the collector, on PostgreSQL")
@@ -54,10 +56,14 @@ def main() -> int:
         measured = {"collector": collector.processes}
         if database is not None:
             measured["PostgreSQL"] = database.processes
-        with jobs.Jobs(collector.url, given.jobs, given.layers, seconds=given.seconds) as load:
-            with tabs.Tabs(collector.url, shown(given.tabs, given.jobs)) as readers, Meter(measured) as meter:
-                load.begin()
-                time.sleep(given.seconds)
+        lasts_s = given.settle + given.seconds
+        with jobs.Jobs(collector.url, given.jobs, given.layers, seconds=lasts_s) as load:
+            with tabs.Tabs(collector.url, shown(given.tabs, given.jobs)) as readers:
+                time.sleep(given.settle)
+                readers.answers_s.clear()
+                with Meter(measured) as meter:
+                    load.begin()
+                    time.sleep(given.seconds)
             acks = load.stop()
         settled(collector)
         told = counted(collector.url)

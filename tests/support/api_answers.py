@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from plotly.utils import PlotlyJSONEncoder
 
+from gradcanary_server.api.layer_table import SHOWN
+
 
 def column(values: ArrayLike, dtype: str | None = None) -> dict[str, Any]:
     array = np.asarray(values, dtype)
@@ -82,13 +84,10 @@ def layer(number: int, **changes: Any) -> dict[str, Any]:
         "micro_steps": 8,
         "step": 99,
         "state": "measured",
+        **dict.fromkeys(SHOWN),
         "absmax": 1e-3,
         "norm": 3e-3,
-        "zero_fraction": None,
         "nonfinite": 0,
-        "update_ratio": None,
-        "accumulation_error": None,
-        "frozen_fraction": None,
         "rules": {},
         "below_threshold": False,
         "baseline": None,

@@ -1,7 +1,8 @@
 """Databases of the tests' own on a Citus cluster that somebody has: on each of its nodes, gone at the end.
 
 ``CITUS_URL`` is the address of a database of the coordinator, of a superuser that reaches all nodes by the addresses
-that Citus has of them, without another password: each new database is made on each node.
+that Citus has of them, without another password: each new database is made on each node. With ``CITUS_AT_WORKER=1``
+stores are used through the last worker.
 """
 
 import contextlib
@@ -24,10 +25,13 @@ CREATE TABLE pg_dist_node (nodeid int, groupid int, setting text, nodename text 
     isactive bool DEFAULT true, noderole text DEFAULT 'primary');
 CREATE TABLE pg_dist_shard (logicalrelid regclass, shardid int, shardmaxvalue text);
 CREATE TABLE pg_dist_placement (shardid int, groupid int);
+CREATE TABLE pg_dist_local_group (groupid int);
+INSERT INTO pg_dist_local_group VALUES (0);
 CREATE TABLE silent (port int);
 CREATE TABLE emptied (name regclass);
 CREATE TABLE told (command text);
-GRANT SELECT ON pg_dist_partition, pg_dist_node, pg_dist_shard, pg_dist_placement, silent, emptied, told TO PUBLIC;
+GRANT SELECT ON pg_dist_partition, pg_dist_node, pg_dist_shard, pg_dist_placement, pg_dist_local_group TO PUBLIC;
+GRANT SELECT ON silent, emptied, told TO PUBLIC;
 CREATE FUNCTION create_distributed_table(table_name regclass, distribution_column text,
     distribution_type text DEFAULT 'hash', colocate_with text DEFAULT 'default', shard_count int DEFAULT NULL)
     RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO pg_dist_partition VALUES ($1, $2, $4)';
@@ -65,6 +69,7 @@ class Cluster(Server):
             ).fetchall()
         if not nodes or nodes[0][0] != 0:
             pytest.fail("CITUS_URL is no coordinator: say SELECT citus_set_coordinator_host('HOST', PORT) there")
+        self.addresses = {int(group): f"{host}:{port}" for group, host, port in nodes}
         self._nodes = [(str(host), int(port)) for _, host, port in nodes]
 
     def create_database(self, template: str = "template0") -> str:
@@ -81,7 +86,12 @@ class Cluster(Server):
             address = self.create_database()
             migrate_command(address, with_citus=True)
             self._template = address.rsplit("/", 1)[1]
-        return self.create_database(self._template)
+        address = self.create_database(self._template)
+        return self.at_worker(address) if os.environ.get("CITUS_AT_WORKER") else address
+
+    def at_worker(self, address: str) -> str:
+        """Return the address of a store on the last worker; each node plans the statements that it gets."""
+        return address.replace(self.addresses[0], self.addresses[max(self.addresses)])
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         self._execute(0, statement, database)

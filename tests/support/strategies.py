@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradcanary import wire
 from gradcanary_server.rules.config import (
-    RUN_WIDE_KEYS,
+    LAYER_RULES,
     AccumulationLoss,
     Accumulator,
     Collapse,
@@ -149,7 +149,7 @@ PICKY = LayerRule(
 )
 
 
-DEAF = LayerRule("0.lora_B", **{rule: replace(getattr(PICKY, rule), enabled=False) for rule in RUN_WIDE_KEYS})
+DEAF = LayerRule("0.lora_B", **{rule: replace(getattr(QUICK, rule), enabled=False) for rule in LAYER_RULES})
 
 
 QUICK_BY_LAYER = replace(QUICK, layers=(PICKY, DEAF))

@@ -56,7 +56,7 @@ def test_the_command_line_needs_no_torch() -> None:
     assert "torch" not in roots_of(loaded)
 
 
-NAMES = ("__version__", "wire", "remedies", "wording", "knowledge", "display", "display.verdict")
+NAMES = ("__version__", "wire", "remedies", "wording", "knowledge", "display", "display.rule_values", "display.verdict")
 SHARED = {f"gradcanary.{name}" for name in NAMES}
 
 

@@ -9,7 +9,7 @@ PACKAGES = {
     "dashboard": TESTS.parent / "dashboard" / "gradcanary_dashboard",
 }
 SMALL = 40
-LIMIT = 160
+LIMIT = 158
 """Modules without a test file of their own. The goal is 25: the list may shrink, and does not grow."""
 
 COVERED_BY = """
@@ -74,7 +74,6 @@ dashboard/components/elements                 unit/dashboard/web/test_assets.py
 dashboard/components/endpoint_text            unit/dashboard/pages/test_settings.py
 dashboard/components/forms                    unit/dashboard/pages/test_settings.py
 dashboard/components/incident_dialog          acceptance/browser/test_incidents.py
-dashboard/components/incident_text            unit/dashboard/pages/test_run.py
 dashboard/components/layer_table              unit/dashboard/pages/test_run.py
 dashboard/components/notes                    unit/dashboard/analysis/test_launches.py
 dashboard/components/run_picker               unit/dashboard/analysis/test_comparison.py
@@ -124,7 +123,6 @@ server/app                                    component/server/api/test_operatio
 server/auth/token_cache                       component/server/auth/test_tokens.py
 server/background                             acceptance/collector/test_run_lifecycle.py
 server/errors                                 acceptance/collector/test_wire_answers.py
-server/incidents/causes                       unit/server/incidents/test_text.py
 server/incidents/detail                       component/server/incidents/test_service.py
 server/incidents/liveness                     component/server/incidents/test_watchdog.py
 server/incidents/repository                   component/server/incidents/test_service.py
@@ -166,7 +164,6 @@ server/tsdb/metric_index                      acceptance/collector/test_read_api
 server/tsdb/reader                            component/server/tsdb/test_query.py
 server/tsdb/samples                           component/server/tsdb/test_tiles.py
 server/tsdb/sources                           component/server/tsdb/test_query.py
-server/tsdb/tile_codec                        component/server/tsdb/test_tiles.py
 server/validation                             acceptance/collector/test_wire_answers.py
 """
 """Modules without a test file at their own path, and the suite that covers each."""

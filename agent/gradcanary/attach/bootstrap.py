@@ -304,8 +304,13 @@ class Activation:
             self._agent = AttachedAgent(self._request, self._run_at_safe_point, write_answer)
         self._agent.prepare()
         if not self._is_accepted:
-            os.unlink(self._request["file"])  # noqa: PTH108 -- likewise
+            # Before the file is gone: another thread would take a missing file for a withdrawal, and cancel.
             self._is_accepted = True
+            try:
+                os.unlink(self._request["file"])  # noqa: PTH108 -- likewise
+            except OSError:
+                self._is_accepted = False
+                raise
         self._agent.held_s += time.perf_counter() - began
 
     def activate(self) -> None:

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import errno
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,11 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str] | None) -> int:
     typed, command = run.split_arguments(sys.argv[1:] if argv is None else argv)
-    top = parser()
+    top, commands = _parsers()
+    name = typed[0] if typed else ""
+    if name not in commands and not name.startswith("-"):
+        missing = f"there is no command {name!r}{_nearest(name, commands)}" if name else "a command is missing"
+        top.error(f"{missing}. 'gradcanary --help' lists all")
     arguments, unknown = top.parse_known_args(typed, argparse.Namespace(command=command))
     if unknown:
-        hint = ": arguments of the script follow after --" if typed[0] == "sanity" and not command else ""
-        top.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        hint = ": arguments of the script follow after --" if name == "sanity" and not command else ""
+        used = commands.get(name, top)
+        hint = hint or _nearest(unknown[0], re.findall(r"--[a-z-]+", used.format_help()))
+        used.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         return int(arguments.run(arguments))
     except UsageError as error:
@@ -73,6 +80,14 @@ def _run_command(argv: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _nearest(typed: str, known: Iterable[str]) -> str:
+    """Return a hint to the name that was meant; empty if none is similar."""
+    import difflib
+
+    similar = difflib.get_close_matches(typed.partition("=")[0], list(known), 1)
+    return f". The nearest: {similar[0]}" if similar else ""
 
 
 def _flush_output() -> None:
@@ -94,6 +109,11 @@ def _discard_unread_output() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
+    return _parsers()[0]
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of all subcommands, and theirs by name."""
     top = argparse.ArgumentParser(prog="gradcanary", description="Gradient health of PyTorch trainings, watched live.")
     top.add_argument("--version", action="version", version=f"gradcanary {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -116,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_backup_and_migrate(commands)
     serve.add_test_rules(commands)
     serve.add_whatif(commands)
-    return top
+    return top, commands.choices
 
 
 def _add_sync(commands: Commands) -> None:

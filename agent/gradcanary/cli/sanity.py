@@ -40,7 +40,7 @@ NO_COLLECTOR = """\
 gradcanary sanity needs a collector, and {missing} is not installed here. Either install it, in a clone of gradcanary: \
 pip install '.[all]'. Or give the address of one that runs: --url http://127.0.0.1:8787"""
 
-NOT_STARTED = "gradcanary sanity: its collector did not start; the reason is above. --url takes one that runs."
+NOT_STARTED = "gradcanary sanity: its collector did not start: {reason}. --url takes one that runs."
 
 
 def add_command(commands: Commands) -> None:
@@ -173,4 +173,4 @@ def collector(url: str | None) -> Iterator[Source]:
         with own_collector() as source:
             yield source
     except NotListeningError as error:
-        raise UsageError(NOT_STARTED) from error
+        raise UsageError(NOT_STARTED.format(reason=error)) from error

@@ -65,8 +65,8 @@ def run(headless: bool, data: Path | None, port: int) -> int:
         receiver = stack.enter_context(contextlib.closing(Receiver(new_secret(), print_webhook)))
         try:
             collector = stack.enter_context(contextlib.closing(_start_collector(folder, port, receiver)))
-        except NotListeningError:
-            print_line("The collector did not start, so there is nothing to show.")
+        except NotListeningError as error:
+            print_line(f"The collector did not start, so there is nothing to show: {error}.")
             return 1
         try:
             return _run_and_check(stack, collector, folder, receiver, headless)

@@ -30,7 +30,7 @@ _CHILD = "from gradcanary.demo import processes; processes.run_supervised()"
 
 
 class NotListeningError(Exception):
-    """The collector did not start; its stderr has the reason."""
+    """The collector did not start; the message says why, or that its stderr does."""
 
 
 def direct_opener(tls: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
@@ -135,7 +135,8 @@ class Collector(Process):
         threading.Thread(target=self._read_lines, args=(listening,), daemon=True).start()
         listening.wait(STARTUP_S)
         if not self.url:
-            raise NotListeningError
+            slow = f"it did not listen within {STARTUP_S:.0f} s, perhaps because this machine is busy"
+            raise NotListeningError("the reason is above" if listening.is_set() else slow)
 
     def _read_lines(self, listening: threading.Event) -> None:
         assert self._process.stdout is not None  # noqa: S101 -- asked for in __init__

@@ -253,9 +253,16 @@ class CollectorClient:
                     connection.sock.settimeout(timeout_s)
                 yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
+            fix = "start it with 'gradcanary up', or give its address with "
+            fix += f"{self._spelled.format('url')} or GRADCANARY_URL"
+            if type(error).__name__ == "SSLCertVerificationError":  # ssl takes long to import
+                fix = (
+                    "name the certificate of its authority in GRADCANARY_CA_FILE; 'gradcanary doctor' finds the reason"
+                )
+            elif isinstance(error, http.client.RemoteDisconnected) and parts.scheme == "http":
+                fix = f"if it is a collector with TLS, its address is https://{parts.netloc}"
             raise UnreachableError(
-                f"the collector at {self.url} does not answer ({error or type(error).__name__}): start it with "
-                f"'gradcanary up', or give its address with {self._spelled.format('url')} or GRADCANARY_URL"
+                f"the collector at {self.url} does not answer ({error or type(error).__name__}): {fix}"
             ) from error
 
 

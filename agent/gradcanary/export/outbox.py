@@ -44,12 +44,14 @@ class RetryQueue:
 
     A spool that fails is left: what it holds is still sent if it can be read, what comes later is kept in memory. Each
     of the two is bounded; full, it gives up every second part of its oldest half. No method raises for the fault of a
-    disk. ``print_once`` is :meth:`gradcanary.guard.Guard.print_once`.
+    disk. A spool that could not be made is tried again in the next outage, and at the end of the session.
+    ``print_once`` is :meth:`gradcanary.guard.Guard.print_once`.
     """
 
     def __init__(self, create: Creates | None, print_once: Callable[..., object], spool: Spool | None = None) -> None:
         self._create, self._print_once = create, print_once
         self._spool, self._takes_more = spool, spool is not None
+        self._has_failed = False
         self._memory: deque[StoredBatch] = deque()
         self._memory_size = 0
 
@@ -74,15 +76,15 @@ class RetryQueue:
         return None if spool is None or spool.ending is None or self._memory else spool.path
 
     def open(self, hello: bytes, progress: Progress) -> None:
-        """Make the spool, once per outage."""
+        """Make the spool, by one try per outage."""
         if self._spool is not None:
             if hello != self._spool.hello:
                 self._try(lambda spool: spool.set_hello(hello))
-        elif self._create is not None:
+        elif self._create is not None and not self._has_failed:
             try:
                 self._spool = self._create(hello, progress)
             except Exception as error:  # noqa: BLE001 -- however a disk fails, memory has to do
-                self._create = None
+                self._has_failed = True
                 self._print_once(NO_SPOOL, error=error)
             else:
                 self._takes_more = self._try(self._move)
@@ -116,11 +118,14 @@ class RetryQueue:
             self._try(lambda spool: spool.pop(progress))
         else:
             self._forget(0)
+        if self.is_empty:
+            self._has_failed = False
         if not self._is_spooled and self._spool is not None and self._spool.ending is None:
             self.delete()
 
     def end(self, hello: bytes, progress: Progress, ending: bytes, made: int) -> None:
         """Keep how the session ended; from now on the spool stays until it is deleted."""
+        self._has_failed = False
         self.open(hello, progress)
         self._try(lambda spool: spool.end(ending, made))
 

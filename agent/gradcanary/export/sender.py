@@ -24,9 +24,10 @@ from gradcanary.export.delivery import Delivery
 from gradcanary.export.hello import INTERVAL_S, SessionHello
 from gradcanary.export.outbox import Creates, Outbox, RetryQueue
 from gradcanary.export.reader import Reader
-from gradcanary.export.stop_rule import StopRule
+from gradcanary.export.stop_rule import StopRule, describe
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
+from gradcanary.settings import STOPPING
 from gradcanary.tracking.recorder import Recorder
 from gradcanary.tracking.records import RecordQueue, StepRecord
 
@@ -88,6 +89,7 @@ class Sender:
         self._recorder, self._queue, self._hello, self._transport = recorder, queue, hello, transport
         self._guard, self._on_alert, self._print_summary = guard, on_alert, print_summary
         self._alerted: dict[int, str] = {}
+        self._printed: dict[int, wire.Brief] = {}
         self._stop_rule = stop_rule or StopRule(None)
         self._end: wire.End | None = None
         self._deadline = self._keep_until = 0.0
@@ -354,6 +356,7 @@ class Sender:
         self.incidents = reply.incidents
         if self._end is None:  # the reply to the end has none, because that closes them
             self._stop_rule.apply(reply.incidents)
+            self._print_changes(reply.incidents)
         if reply.has_other_layers:
             self._recorder.rank.send_own_layers()
             self._recorder.add_fact(facts.OTHER_LAYERS)
@@ -361,6 +364,24 @@ class Sender:
             if self._alerted.get(brief.id) != brief.severity:
                 self._alerted[brief.id] = brief.severity
                 self._alert(brief)
+
+    def _print_changes(self, incidents: tuple[wire.Brief, ...]) -> None:
+        """Print the incidents of warning and above that opened, grew worse or are over, on the first rank.
+
+        Not those whose rules send no messages: many a fine-tune has one all the time.
+        """
+        if self._recorder.rank.rank > 0:
+            return
+        before = self._printed
+        worth_a_line = (each for each in incidents if not (each.is_handled or each.muted))
+        self._printed = {each.id: each for each in worth_a_line if each.severity in STOPPING}
+        for key, each in self._printed.items():
+            if key not in before or before[key].severity != each.severity:
+                self._guard.print_once(describe(each))
+        still_open = {each.id for each in incidents}
+        for key, each in before.items():
+            if key not in still_open:
+                self._guard.print_once(f"{each.rule} (#{each.id}) is over. {each.url}")
 
     def _alert(self, brief: wire.Brief) -> None:
         if self._on_alert is None:

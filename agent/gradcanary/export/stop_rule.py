@@ -45,7 +45,7 @@ class StopRule:
         self._seen = seen | {each.id for each in incidents}
 
     def _counts(self, incident: wire.Brief) -> bool:
-        if self.stop_on is None or incident.acknowledged or incident.silenced:
+        if self.stop_on is None or incident.is_handled:
             return False
         if incident.rule in PROCESS_RULES:  # a training would end for a network that failed
             return False

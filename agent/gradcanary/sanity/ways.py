@@ -17,8 +17,6 @@ Kind = Literal["compare", "accumulate", "checkpointing", "stress"]
 PLACEHOLDERS: dict[Kind, str] = {"compare": "precision", "accumulate": "accumulate", "checkpointing": "checkpointing"}
 """What stands in braces in the script's arguments; that of ``stress`` is the name before its "="."""
 
-DEFAULT_CHECKPOINTING = "0,1"
-
 _ENTRY = re.compile(r"""(?:[^,'"]|'[^']*'|"[^"]*"|['"])+""")
 """A comma separates ways, except between quotation marks."""
 

@@ -29,8 +29,8 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
     Takes the settings of :func:`gradcanary.watch`, and raises TypeError or ValueError on wrong ones. If the script has
     opened a watch of this model, or of all optimizers, that one is used and stays open. While the collector answers,
     each log entry with a loss gets two numbers on rank 0, ``gradcanary/open_incidents`` (warnings and critical ones)
-    and ``gradcanary/worst`` (0 none, 1 warning, 2 critical). What opens and what is over is printed, and is a text in
-    ``log_history``. With ``stop_on`` an incident ends ``train()`` after a step, on all ranks after the same one: the
+    and ``gradcanary/worst`` (0 none, 1 warning, 2 critical). What opens and what is over is a text in ``log_history``.
+    With ``stop_on`` an incident ends ``train()`` after a step, on all ranks after the same one: the
     Trainer logs, saves if it saves by steps, and returns as at its last step.
     """
 
@@ -51,10 +51,10 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401 -- as the Trainer calls it
-        """Print what opened and what is over; stop all ranks if an incident asks for it."""
+        """Stop all ranks if an incident asks for it."""
         is_stop = self._should_stop()  # first: ranks that count steps differently would stop at different ones
         if state.is_world_process_zero:
-            self._report_changes()
+            self._note_changes()
         if not is_stop:
             return
         if not control.should_training_stop:
@@ -68,7 +68,7 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
         """Add the verdict to an entry with a loss: reporters, which come later, get the numbers."""
         if not (state.is_world_process_zero and logs and "loss" in logs and state.log_history):
             return
-        self._report_changes()
+        self._note_changes()
         is_judged = state.global_step > self._judged_from or self._open
         entry, numbers = state.log_history[-1], self._verdict() if is_judged else {}
         logs.update(numbers)
@@ -97,8 +97,8 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
         ranks = [1 + STOPPING.index(each.severity) for each in self._open.values()]
         return {OPEN: len(ranks), WORST: max(ranks, default=0)}
 
-    def _report_changes(self) -> None:
-        """Print the incidents that opened, grew worse or are over since the last call."""
+    def _note_changes(self) -> None:
+        """Note the incidents that opened, grew worse or are over since the last call, for the next log entry."""
         found = () if self.watch is None else self.watch.incidents
         if found is self._answered:
             return
@@ -107,7 +107,5 @@ class GradientCallback(TrainingWatch, _trainer.TrainerCallback):  # type: ignore
         severities = {key: each.severity for key, each in before.items()}
         opened = [each for key, each in self._open.items() if severities.get(key) != each.severity]
         over = [each for key, each in before.items() if key not in self._open]
-        lines = [*map(describe, opened), *(f"{each.rule} (#{each.id}) is over. {each.url}" for each in over)]
-        self._news += lines
-        for line in lines:
-            self._print(line)
+        self._news += map(describe, opened)
+        self._news += (f"{each.rule} (#{each.id}) is over. {each.url}" for each in over)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from gradcanary.display.rule_values import value_of
 from gradcanary.display.verdict import METRIC, SEVERITIES
 from gradcanary_dashboard.analysis import launches
 from gradcanary_dashboard.analysis.arrays import decode
@@ -25,29 +26,8 @@ MAX_STEP = 2**53
 
 Member = Mapping[str, Any]
 
-_STATS = {
-    "frozen": "frozen_fraction",
-    "in_vain": "frozen_fraction",
-    "no_update": "update_ratio",
-    "accumulation_loss": "accumulation_error",
-    "accumulator": "accumulation_error",
-    "fp16_underflow": "zero_fraction",
-}
-"""The stat that shows the incidents of a rule; of others it is absmax."""
-
-_MORE_IS_WORSE = ("explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
-"""Rules whose worst parameter has the largest value; of the others it has the smallest."""
-
 _ENDS = {METRIC: "not finite", "nonfinite": "not finite", "vanished": "no gradient"}
 """The end of a parameter without a last value."""
-
-_SHARES = {
-    "frozen": "stood still",
-    "in_vain": "stood still",
-    "accumulation_loss": "lost",
-    "accumulator": "lost",
-    "fp16_underflow": "exactly zero",
-}
 
 FEWEST = 4
 """A stat that was measured at fewer steps does not show when it changed."""
@@ -68,7 +48,7 @@ class Curves:
 
 def stats(rule: str) -> list[str]:
     """Return the stats that show the incidents of a rule, the best one first."""
-    return list(dict.fromkeys((_STATS.get(rule, "absmax"), "absmax")))
+    return list(dict.fromkeys((value_of(rule).stat, "absmax")))
 
 
 def steps(incident: Mapping[str, Any], run: Mapping[str, Any]) -> Steps:
@@ -100,7 +80,7 @@ def tally(incident: Mapping[str, Any], many: int) -> str:
 
 def worst(incident: Mapping[str, Any]) -> list[Member]:
     """Return the parameters that are worst, as in messages: firing before resolved, by severity, then by value."""
-    sign = -1 if incident["rule"] in _MORE_IS_WORSE else 1
+    sign = -1 if value_of(incident["rule"]).more_is_worse else 1
     ranked = sorted(
         members(incident),
         key=lambda each: (
@@ -120,15 +100,17 @@ def _shift(member: Member) -> float:
 
 def is_of_absmax(rule: str) -> bool:
     """Return True if the values of members are as large as their baselines, and not a share or an error."""
-    return rule not in _STATS
+    return value_of(rule).stat == "absmax"
 
 
 def values(rule: str, member: Member) -> str:
     """Return what a parameter had: ``0.0038 → 1.6e-7``, ``7.2e-9, similar 1.9e-4``, ``8.9 % lost``."""
     value, baseline, siblings = (gradient(member, key) for key in ("value", "baseline", "siblings"))
     if not is_of_absmax(rule):
-        told = numbers.scientific if rule == "no_update" else numbers.percent
-        return "" if value is None else " ".join(filter(None, (told(value), _SHARES.get(rule))))
+        if value is None:
+            return ""
+        share = value_of(rule).share
+        return numbers.scientific(value) if share is None else f"{numbers.percent(value)} {share}"
     now = _ENDS.get(rule, "") if value is None else numbers.scientific(value)
     if baseline is not None and now:
         return f"{numbers.scientific(baseline)} → {now}"

@@ -50,4 +50,7 @@ STATS = {
     )
 }
 if tuple(STATS) != wire.STATS:
-    raise AssertionError("the pages and the wire name the same stats in the same order")
+    raise AssertionError(f"analysis.stats.STATS needs the stats of wire.STATS, in this order: {', '.join(wire.STATS)}")
+
+MEASURED_WITH = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
+"""Stats that are always measured together with another one, and that one."""

@@ -12,7 +12,7 @@ from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, WEIGHTS, View
 from gradcanary_dashboard.analysis.clock import Clock
 from gradcanary_dashboard.analysis.launches import Steps
 from gradcanary_dashboard.analysis.layers import Layer
-from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.analysis.stats import MEASURED_WITH, STATS
 from gradcanary_dashboard.components import elements
 from gradcanary_dashboard.figures import palette
 from gradcanary_dashboard.figures.metrics import Panel
@@ -39,9 +39,6 @@ FEW_LINES = 12
 """More lines of a metric than these have a field to find some."""
 
 ALWAYS = ("absmax", "norm", "nonfinite")
-MEASURED_WITH = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
-"""Stats that the table of layers does not hold, and those that are measured together with them."""
-
 
 MOVES = (
     ("in", "plus", "Zoom in"),

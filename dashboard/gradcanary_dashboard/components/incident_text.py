@@ -112,4 +112,4 @@ def told(incident: Mapping[str, Any]) -> html.Span:
     for each in incident["last_deliveries"]:
         heard.setdefault(message(each), []).append(whom(each))
     said = "; ".join(f"{', '.join(names)}: {words}" for words, names in heard.items())
-    return html.Span([elements.icon("send"), said or "nobody was told"], className="knows")
+    return html.Span([elements.icon("send"), said or "no message was sent"], className="knows")

@@ -17,15 +17,15 @@ from gradcanary_dashboard.text import numbers
 from gradcanary_dashboard.text.glossary import explain
 from gradcanary_dashboard.text.names import Common
 
-COLUMNS = (
-    Column("absmax", "number absmax", explain("absmax")),
-    Column("norm", "number norm"),
-    Column("state", "state"),
-    Column("decl. / stored / eff.", "accumulator", explain("declared", "stored", "effective")),
-    Column("K", "number k", explain("K")),
-    Column("rules", "rule", explain("firing", "not recovered", "low")),
-)
-"""Those after the name."""
+COLUMNS = {
+    "absmax": Column("absmax", "number absmax", explain("absmax")),
+    "norm": Column("norm", "number norm"),
+    "state": Column("state", "state"),
+    "accumulator": Column("decl. / stored / eff.", "accumulator", explain("declared", "stored", "effective")),
+    "k": Column("K", "number k", explain("K")),
+    "rule": Column("rules", "rule", explain("firing", "not recovered", "low")),
+}
+"""Those after the name, by the key of their text in :func:`layers.row`."""
 
 
 def card(
@@ -36,7 +36,7 @@ def card(
     ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
     """
     name = _name(draws=draws)
-    drawn = table.table(slot, table.heads((name, *COLUMNS)), contents, labelled_by="layers-title")
+    drawn = table.table(slot, table.heads((name, *COLUMNS.values())), contents, labelled_by="layers-title")
     around = elements.attributes(aria_label="Rows of the table")
     scrolled = html.Div(drawn, className="scroll", tabIndex=0, role="region", **around)
     tally = html.Span(contents.get(f"{slot}-tally"), id=f"{slot}-tally")
@@ -57,7 +57,7 @@ def rows(
     url = layer_urls(run["run"], view)
     has_ended = run["state"] in numbers.ENDED
     made = (_row(layer, url, common, has_ended=has_ended, is_chosen=layer is chosen) for layer in listed)
-    return table.written((_name(draws=draws), *COLUMNS), made)
+    return table.written((_name(draws=draws), *COLUMNS.values()), made)
 
 
 def frozen(text: str, names: Sequence[str]) -> list[Component]:
@@ -93,7 +93,7 @@ def _row(
     texts = layers.row(layer, has_ended=has_ended)
     rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
     state = next((word for word in ("firing", "not recovered", "low") if rule.endswith(word)), None)
-    told = rule if state is None else {"text": rule, "title": explain(state)}
-    cells: list[table.Cell] = [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), told]
+    texts["rule"] = rule if state is None else {"text": rule, "title": explain(state)}
+    cells: list[table.Cell] = [texts[key] for key in COLUMNS]
     href = url(layer["name"], layer["layer"])
     return table.Row(texts["name"], cells, href, f"tone-{texts['tone']}", is_chosen, common)

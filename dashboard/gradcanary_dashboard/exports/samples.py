@@ -17,7 +17,7 @@ from gradcanary_dashboard.analysis import layers
 from gradcanary_dashboard.analysis.compared_runs import Compared, CompareData
 from gradcanary_dashboard.analysis.comparison import dtype
 from gradcanary_dashboard.analysis.layers import Layer
-from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.analysis.stats import MEASURED_WITH, STATS
 from gradcanary_dashboard.collector import comparison as comparison_data
 from gradcanary_dashboard.collector import layer as layer_data
 from gradcanary_dashboard.collector import run as run_data
@@ -27,7 +27,7 @@ from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, to_csv
 from gradcanary_dashboard.figures import metrics as metric_figures
 
 OF_LAYER = ("name", "block", "param_dtype", "micro_steps", "step", "state")
-LAST = ("absmax", "norm", "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "frozen_fraction")
+LAST = tuple(stat for stat in STATS if stat not in MEASURED_WITH)
 
 
 def of_heatmap(collector: Collector, stack: ExitStack, run: str, view: View) -> tuple[str, Pieces]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from gradcanary_server.api.http import read_body
 from gradcanary_server.api.services import get_services
 from gradcanary_server.errors import RequestError, StoreUnavailable
 from gradcanary_server.ingest import messages
+from gradcanary_server.storage.citus_nodes import Nodes
 
 _REFUSED = {
     400: "No JSON, no gzip, or cut short: set aside.",
@@ -39,6 +41,9 @@ _OTHER_PROTOCOL: dict[int | str, dict[str, Any]] = {
 STORE_THREADS = 16
 """Threads that store messages. SQLite: one works and the others wait for its flush, which they share. PostgreSQL: the
 interpreter serves no more."""
+
+NODE_THREADS = STORE_THREADS // 2
+"""Of them at a time for runs of one node of a cluster: one that hangs leaves the other threads to other runs."""
 
 ANSWER_S = 7.0
 """Less than the 10 s after which agents give up without a reason."""
@@ -72,9 +77,28 @@ def documented_body(kind: type) -> params.Depends:
     return dependency
 
 
-def create_threads() -> ThreadPoolExecutor:
-    """Return the threads that store messages, apart from those of reads, behind which messages would wait."""
-    return ThreadPoolExecutor(STORE_THREADS, "gradcanary-ingest")
+class StoreThreads:
+    """Threads that store messages, apart from those of reads, behind which messages would wait."""
+
+    def __init__(self, nodes: Nodes | None) -> None:
+        self._nodes = nodes
+        self._threads = ThreadPoolExecutor(STORE_THREADS, "gradcanary-ingest")
+        self._turns: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(NODE_THREADS))
+
+    def submit(self, store: Callable[..., wire.Reply], run: str, *arguments: object) -> Awaitable[wire.Reply]:
+        """Store a message of a run in a thread, as soon as its node has less than ``NODE_THREADS``."""
+        node = None if self._nodes is None else self._nodes.node_of(run)
+        if node is None:
+            return asyncio.get_running_loop().run_in_executor(self._threads, store, run, *arguments)
+        return self._take_turn(node, store, run, *arguments)
+
+    async def _take_turn(self, node: int, store: Callable[..., wire.Reply], *arguments: object) -> wire.Reply:
+        async with self._turns[node]:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, store, *arguments)
+
+    def shutdown(self) -> None:
+        """End the threads, after what they store."""
+        self._threads.shutdown()
 
 
 router = APIRouter(
@@ -156,11 +180,11 @@ def _sent_at(request: Request) -> float | None:
         return None
 
 
-async def _store(request: Request, store: Callable[..., wire.Reply], *arguments: object) -> wire.Reply:
+async def _store(request: Request, store: Callable[..., wire.Reply], run: str, *arguments: object) -> wire.Reply:
     """Store a message in a thread; after a 503 a transaction still ends, and the repeated message is a duplicate."""
-    reply = asyncio.get_running_loop().run_in_executor(request.app.state.ingest_threads, store, *arguments)
+    threads: StoreThreads = request.app.state.ingest_threads
     try:
-        return await asyncio.wait_for(reply, ANSWER_S)
+        return await asyncio.wait_for(threads.submit(store, run, *arguments), ANSWER_S)
     except asyncio.TimeoutError as error:
         raise StoreUnavailable("The database did not answer in time.") from error
 

@@ -20,16 +20,8 @@ from gradcanary_server.tsdb.log import LoggedBatch
 from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.tsdb.tiles import ABSENT
 
-SHOWN = (
-    "absmax",
-    "norm",
-    "zero_fraction",
-    "nonfinite",
-    "update_ratio",
-    "accumulation_error",
-    "norm_ratio",
-    "frozen_fraction",
-)
+SHOWN = tuple(stat for stat in wire.STATS if stat != "weight_norm")
+"""All but the one that is measured with ``update_ratio``."""
 EACH_STEP = ("absmax", "norm", "nonfinite")
 """Sampled with every step: an older value is outdated. Of the others, sampled in turns, the last value is shown."""
 

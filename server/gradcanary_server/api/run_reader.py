@@ -36,9 +36,8 @@ class RunReader:
 
 
 async def _reader(request: Request, services: ServicesDep) -> RunReader:
-    """Return the reader once no batch waits for the store."""
-    if services.database.has_one_writer:  # on other databases the batches of two runs do not wait for each other
-        await services.priority.wait_for_batches()
+    """Return the reader once few enough batches are in progress."""
+    await services.priority.wait_for_batches()
     return RunReader(request, services)
 
 

@@ -62,7 +62,14 @@ class AccessControl:
         scope = policy.required_scope(method, path)
         if scope is None:
             return None
-        principal = await self._principal(request)
+        try:
+            principal = await self._principal(request)
+        except StoreUnavailable:
+            # Prometheus learns here that the store is away: a token that was valid before is enough for that.
+            known = self.token_cache.last_read(_bearer_token(request)) if path == policy.METRICS else None
+            if known is None:
+                raise
+            principal = known
         wait_s = self._tokens.acquire(principal.token_id, time.monotonic())
         if wait_s:
             raise _too_many("Too many requests with this token", wait_s)
@@ -103,9 +110,9 @@ class AccessControl:
             logger.error("not in the audit log: %s by %s (%s)", action, actor or address, error)  # noqa: TRY400 -- the reason is no fault of the code
 
     async def _principal(self, request: Request) -> Principal:
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and token.strip():
-            return await self.resolve_token(token.strip(), address_of(request))
+        token = _bearer_token(request)
+        if token:
+            return await self.resolve_token(token, address_of(request))
         cookie = cookie_of(request)
         if cookie and request.method not in policy.SAFE and not policy.is_browser_request(request.headers):
             raise RequestError(403, "cross_site", "Who changes something by a cookie says from where, as browsers do.")
@@ -118,6 +125,12 @@ class AccessControl:
     async def _find(self, secret: str) -> Principal | None:
         arrived_at = self.token_cache.now()
         return self.token_cache.get(secret) or await run_in_threadpool(self.token_cache.load, secret, arrived_at)
+
+
+def _bearer_token(request: Request) -> str:
+    """Return the token of the header ``Authorization``, an empty text without one."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def cookie_name(request: Request) -> str:

@@ -16,6 +16,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 PUBLIC = ("/healthz", "/readyz", "/sign-in", "/sign-out")
 """Paths without a token: they show nothing of a run."""
 
+METRICS = "/metrics"
+
 SAFE = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 

@@ -64,6 +64,11 @@ class TokenCache:
             self._write_use(credential)
         return credential.principal
 
+    def last_read(self, secret: str) -> Principal | None:
+        """Return the principal of a secret as the tables last had it, at any age."""
+        credential = self._find(tokens.secret_digest(secret))
+        return None if credential is None else credential.principal
+
     def invalidate(self) -> None:
         """Read the tables at the next request: something was changed here."""
         self._invalidated_at = self._clock()

@@ -18,7 +18,7 @@ from gradcanary_server.clock import UnixTime
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.pagination import PageOrder
-from gradcanary_server.storage.schema import audit, token, web_session
+from gradcanary_server.storage.schema import audit, new_id, token, web_session
 
 DAY_S = 86_400.0
 
@@ -132,7 +132,7 @@ def create_token(connection: Connection, name: str, scope: str, days: float | No
     secret = f"gc_{scope}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     expires = None if days is None else now + days * DAY_S
     values = {"name": name, "scope": scope, "secret_hash": secret_digest(secret), "created": now, "expires": expires}
-    row = connection.execute(insert(token).values(**values).returning(*_TOKEN)).one()
+    row = connection.execute(insert(token).values(**values, **new_id(connection, token)).returning(*_TOKEN)).one()
     return Token(*row), secret
 
 
@@ -217,7 +217,7 @@ def write_audit_record(
     connection.execute(delete(audit).where(audit.c.at < now - KEPT_S))
     connection.execute(delete(audit).where(audit.c.at < now - REFUSED_KEPT_S, audit.c.action == REFUSED))
     texts = {"actor": actor[:200], "address": address[:100], "action": action[:200], "target": target[:500]}
-    connection.execute(insert(audit).values(at=now, token_id=token_id, **texts))
+    connection.execute(insert(audit).values(at=now, token_id=token_id, **texts, **new_id(connection, audit)))
 
 
 def audit_page(connection: Connection, before: str | None) -> tuple[list[AuditRecord], str | None]:

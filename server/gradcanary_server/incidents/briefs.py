@@ -50,10 +50,13 @@ def has_open(connection: Connection, run_id: int) -> bool:
 
 
 class Briefs:
-    """The open incidents of runs, with addresses below ``public_url``, and the texts that were composed last."""
+    """The open incidents of runs, with addresses below ``public_url``, and the texts that were composed last.
 
-    def __init__(self, public_url: str) -> None:
-        self._public_url = public_url
+    ``muted`` are the rules that send no messages.
+    """
+
+    def __init__(self, public_url: str, muted: frozenset[str] = frozenset()) -> None:
+        self._public_url, self._muted = public_url, muted
         self._texts: Cache[int, Texts] = Cache(MAX_BYTES, _size)
 
     def read(self, connection: Connection, run_id: int, now: float) -> tuple[Brief, ...]:
@@ -90,6 +93,7 @@ class Briefs:
             silenced=silenced is not None and _is_silenced(silenced),
             reopened=row["reopened"],
             do_first=texts.advice.get(row["incident_id"], ""),
+            muted=row["rule"] in self._muted,
         )
 
 

@@ -527,9 +527,7 @@ def _unchanged_settings(context: CauseContext) -> list[str]:
     known = [each for each in settings if each.step <= until]
     if not known or context.incident.lr_jumps or any(each.checked is not None for each in known):
         return []
-    first = [
-        f"{each.name} {exact(each.value)}" for each in known if each.name in ("lr", "weight_decay") and 0 in each.groups
-    ]
+    first = [f"{each.name} {exact(each.value)}" for each in known if each.name in ("lr", "weight_decay")]
     began = f": {', '.join(first)}" if first and context.configuration.groups == 1 else ""
     return [f"no setting of a parameter group had changed{began}"]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from gradcanary.display.rule_values import value_of
 from gradcanary.wire import Crash
 from gradcanary_server.rules.layer_config import block_of
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, ScaleFall, SeriesFacts, Severity, Transition
@@ -33,9 +34,6 @@ PROCESS_RULES = (*ABSENCE_RULES, "crash")
 
 _LOST_PEER = re.compile(r"nccl|gloo|closed by peer|connection (?:reset|refused)|broken pipe|DistBackend", re.IGNORECASE)
 """Exceptions of a rank that waited for one that was gone."""
-
-_MORE_IS_WORSE = ("metric", "explosion", "frozen", "in_vain", "fp16_underflow", "accumulator", "accumulation_loss")
-"""Rules whose worst layer has the largest value; of the others it has the smallest."""
 
 RULE_CHANGE_S = 3_600.0
 """The time in which a changed rule finds a lasting fault again: 20 steps of three minutes."""
@@ -283,7 +281,7 @@ def worst_members(members: Mapping[int | None, Member], rule: str) -> list[tuple
         if rule == "metric":  # the one that is furthest from its level; what is not finite is no number at all
             level = member.baseline or 0.0
             value = math.inf if member.value is None else abs(value - level) / (abs(level) or 1.0)
-        return member.until_step is not None, -RANKS[member.severity], -value if rule in _MORE_IS_WORSE else value
+        return member.until_step is not None, -RANKS[member.severity], -value if value_of(rule).more_is_worse else value
 
     return sorted(((number, member) for number, member in members.items() if number is not None), key=badness)
 

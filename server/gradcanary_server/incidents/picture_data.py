@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
+from gradcanary.display.rule_values import value_of
 from gradcanary.wording import count, number, percent, shared_ends
 from gradcanary_server.errors import unknown_incident
 from gradcanary_server.incidents import picture, repository, silences
@@ -20,7 +21,6 @@ from gradcanary_server.incidents.detail import IncidentDetail, load_details
 from gradcanary_server.incidents.lifecycle import Member, worst_members
 from gradcanary_server.incidents.picture import Curve, Panel, Picture
 from gradcanary_server.rules.config import Rules
-from gradcanary_server.rules.transitions import STATS
 from gradcanary_server.rules.types import SeriesFacts
 from gradcanary_server.storage import runs
 from gradcanary_server.storage.database import Database
@@ -40,7 +40,6 @@ POINTS = 400
 MOST_CURVES = len(picture.CURVES)
 
 _ABSMAX = "absmax"
-_STATS = {**STATS, "in_vain": "frozen_fraction"}
 _TITLES = {
     _ABSMAX: "largest absolute value of the gradient",
     "accumulation_error": "error of the summed gradient",
@@ -48,16 +47,6 @@ _TITLES = {
     "update_ratio": "size of a step, beside that of the weights",
     "zero_fraction": "share of the gradient that is exactly zero",
 }
-_STAND_STILL = "{} of the weights stand still"
-_NOTES = {
-    "in_vain": _STAND_STILL,
-    "frozen": _STAND_STILL,
-    "accumulation_loss": "{} was lost",
-    "accumulator": "{} was lost",
-    "fp16_underflow": "{} is exactly zero",
-}
-"""The words of values that are shares, by rule."""
-
 _FRACTIONS = ("frozen_fraction", "zero_fraction")
 """Stats on a linear axis."""
 
@@ -197,7 +186,7 @@ class _Samples:
     def _layers(self, span: StepRange) -> Panel:
         """Return the stat that the rule judges, absmax where it has too few values: some stats are rarely measured."""
         about = self.detail.incident
-        for stat in dict.fromkeys((_STATS.get(about.rule, _ABSMAX), _ABSMAX)):
+        for stat in dict.fromkeys((value_of(about.rule).stat, _ABSMAX)):
             curves = self._curves(stat, span)
             if max(len(curve.steps) for curve in curves) >= LEAST:
                 break
@@ -229,11 +218,11 @@ class _Samples:
 
     def _note(self, member: Member) -> str:
         """Return the value that the rule judges, and the level that it fell from."""
-        words, reference = _NOTES.get(self.detail.incident.rule), _reference(member)
+        share, reference = value_of(self.detail.incident.rule).share, _reference(member)
         if member.value is None or member.evidence == "sporadic":
             return "" if reference is None else f"baseline {number(reference)}"
-        if words is not None:
-            return words.format(percent(member.value))
+        if share is not None:
+            return f"{percent(member.value)} {share}"
         return number(member.value) if reference is None else f"{number(reference)} -> {number(member.value)}"
 
     def _metrics(self, title: str, names: Sequence[str], span: StepRange, share: float = 1.0) -> Panel:

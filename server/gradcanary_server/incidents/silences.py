@@ -27,6 +27,7 @@ from gradcanary_server.storage.schema import (
     incident_layer,
     is_of_incident,
     layer,
+    new_id,
     run,
     silence,
 )
@@ -136,7 +137,8 @@ def create_silence(connection: Connection, new: Silence) -> Silence:
         "created_by": new.by,
         "note": new.note,
     }
-    silence_id = connection.execute(insert(silence).values(**values).returning(silence.c.silence_id)).scalar_one()
+    row = insert(silence).values(**values, **new_id(connection, silence)).returning(silence.c.silence_id)
+    silence_id = connection.execute(row).scalar_one()
     return replace(new, id=silence_id)
 
 

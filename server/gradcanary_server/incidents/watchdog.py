@@ -8,8 +8,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, select, update
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, exists, select, update
 
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.incidents import repository, service
@@ -25,20 +26,27 @@ WAKE_S = 5.0
 SEVERITIES: Mapping[str, Severity] = {"silent": "critical", "stalled": "warning"}
 
 
-def _has_open(rule: str) -> ColumnElement[bool]:
+def _has_open(rule: str, run_id: ColumnElement[int]) -> ColumnElement[bool]:
     # Not "= open": SQLite would read all open incidents of the store for each run.
     is_open = incident.c.state.not_in(("resolved", "ended"))
-    return exists().where(incident.c.run_id == run.c.run_id, incident.c.rule == rule, is_open)
+    return exists().where(incident.c.run_id == run_id, incident.c.rule == rule, is_open)
 
 
-_OPEN = (
-    select(session.c.run_id, session.c.launch_no, session.c.ended, session.c.last_seen, session.c.interval_s)
-    .add_columns(session.c.max_step, session.c.max_step_at, run.c.step, run.c.mean_step_s, run.c.longest_step_s)
-    .add_columns(_has_open("stalled").label("is_stalled"))
-    .join(run, run.c.run_id == session.c.run_id)
-    .where(run.c.ended.is_(None), session.c.ended.is_(None), session.c.rank >= 0)
-    .where(~_has_open("silent"))  # a killed run stays so: nothing more is found of it
-)
+def _open_sessions(run_id: ColumnElement[int]) -> Select[Any]:
+    """Return the query for the open sessions without an incident ``silent``, ``run_id`` being that of the run."""
+    return (
+        select(session.c.run_id, session.c.launch_no, session.c.ended, session.c.last_seen, session.c.interval_s)
+        .add_columns(session.c.max_step, session.c.max_step_at, run.c.step, run.c.mean_step_s, run.c.longest_step_s)
+        .add_columns(_has_open("stalled", run_id).label("is_stalled"))
+        .join(run, run.c.run_id == session.c.run_id)
+        .where(run.c.ended.is_(None), session.c.ended.is_(None), session.c.rank >= 0)
+        .where(~_has_open("silent", run_id))  # a killed run stays so: nothing more is found of it
+    )
+
+
+_RUN_ID = bindparam("run_id", type_=BigInteger)
+_OPEN = _open_sessions(run.c.run_id)
+_OPEN_OF_RUN = _open_sessions(_RUN_ID).where(session.c.run_id == _RUN_ID)  # Citus finds its node by no other
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +115,9 @@ class Watchdog(BackgroundLoop):
 
 def find_absences(connection: Connection, now: float, rules: Rules, run_id: int | None = None) -> dict[int, Absence]:
     """Return the absences that have no incident yet by run, of all runs or of one."""
-    query = _OPEN if run_id is None else _OPEN.where(session.c.run_id == run_id)
+    query, given = (_OPEN, {}) if run_id is None else (_OPEN_OF_RUN, {"run_id": run_id})
     open_sessions: dict[int, list[Record]] = defaultdict(list)
-    for row in connection.execute(query):
+    for row in connection.execute(query, given):
         open_sessions[row.run_id].append(row)
     since, crashed = heartbeat.listening_since(connection, now), service.crashed_runs(connection, run_id)
     absences: dict[int, Absence] = {}

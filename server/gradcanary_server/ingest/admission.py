@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-MAX_BATCHES = 2
-"""Pages wait from this many batches on: one is stored, and the next one waits for it."""
+MAX_BATCHES, MAX_PARALLEL_BATCHES = 2, 4
+"""Pages wait from this many batches on. With one writer one is stored, and the next one waits for it; else they are
+stored in parallel, and the interpreter is what they wait for."""
 
 MAX_WAIT_S = 1.0
 """Of a page's request: where batches never end, pages are slow, but answered."""
 
-SEND_INTERVALS_S = (0.0, 1.0, 2.0)
+SEND_INTERVALS_S = (0.0, 1.0, 2.0, 4.0)
 """Seconds between two batches of a session, least busy first; 0 is the agent's own half second."""
 
 OWN_INTERVAL_S = 0.5
@@ -38,8 +39,8 @@ WINDOW_S = 5.0
 class IngestPriority:
     """Batches before reads, in one event loop. No thread waits: batches need the threads."""
 
-    def __init__(self) -> None:
-        self._batches = 0
+    def __init__(self, max_batches: int = MAX_BATCHES) -> None:
+        self._max_batches, self._batches = max_batches, 0
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -53,14 +54,14 @@ class IngestPriority:
             self._count(-1)
 
     async def wait_for_batches(self) -> None:
-        """Wait until no batch waits for another one, at most ``MAX_WAIT_S``."""
+        """Wait until fewer batches are in progress, at most ``MAX_WAIT_S``."""
         if not self._is_free.is_set():
             with contextlib.suppress(asyncio.TimeoutError):  # Python 3.10 has one of its own
                 await asyncio.wait_for(self._is_free.wait(), MAX_WAIT_S)
 
     def _count(self, by: int) -> None:
         self._batches += by
-        if self._batches < MAX_BATCHES:
+        if self._batches < self._max_batches:
             self._is_free.set()
         else:
             self._is_free.clear()

@@ -64,7 +64,7 @@ class Ingest:
         self._database = database
         self._sets = sets
         self._log = log
-        self._briefs = briefs.Briefs(public_url)
+        self._briefs = briefs.Briefs(public_url, rules.muted)
         self._rules = rules
         self._evaluator = Evaluator(database, rules, log, cache_bytes)
         self.rule_versions = self._evaluator.rule_versions
@@ -81,10 +81,10 @@ class Ingest:
             _, row = runs.lock_session(connection, run_name, session_id)
             stored = self._stored(connection, row.run_id, "ok", next_seq)
             has_other_layers = rank_layers.admit_rank(connection, row)
-        return self._reply(stored._replace(has_other_layers=has_other_layers))
+        return self._reply(run_name, stored._replace(has_other_layers=has_other_layers))
 
     def batch(self, run_name: str, session_id: str, seq: int, raw: bytes) -> wire.Reply:
-        return self._reply(self._take(run_name, session_id, seq, raw))
+        return self._reply(run_name, self._take(run_name, session_id, seq, raw))
 
     def _take(self, run_name: str, session_id: str, seq: int, raw: bytes) -> Stored:
         message = tsdb_batch.parse_batch(raw)
@@ -123,7 +123,7 @@ class Ingest:
                 self._store_merged(merger, merger.on_heartbeat())
             stored = self._stored(connection, row.run_id, "ok", row.next_seq)
             has_other_layers = rank_layers.admit_rank(connection, row)
-        return self._reply(stored._replace(has_other_layers=has_other_layers))
+        return self._reply(run_name, stored._replace(has_other_layers=has_other_layers))
 
     def end(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
         """Store the end of a session, and of its run with the last of them."""
@@ -136,7 +136,7 @@ class Ingest:
                 self._store_merged(merger, merger.on_end(session_id))
             sessions.end_session(connection, row, message, now, self._rules)
             stored = self._stored(connection, row.run_id, "ok", row.next_seq)
-        return self._reply(stored)
+        return self._reply(run_name, stored)
 
     def merge_overdue(self) -> None:
         """Merge the batches that have waited too long for a rank that sends no request any more."""
@@ -197,8 +197,10 @@ class Ingest:
     def _stored(self, connection: Connection, run_id: int, status: str, next_seq: int) -> Stored:
         return Stored(run_id, status, next_seq, briefs.has_open(connection, run_id))
 
-    def _reply(self, stored: Stored) -> wire.Reply:
+    def _reply(self, run_name: str, stored: Stored) -> wire.Reply:
         """Return the reply, after the commit: other writers should not wait for the texts of incidents."""
+        if self._database.nodes is not None:
+            self._database.nodes.note(run_name, stored.run_id)
         incidents: tuple[wire.Brief, ...] = ()
         if stored.has_incidents:
             with self._database.read() as connection:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ LOOKUP_S = 5.0
 
 HIDDEN = "****"
 
-_MIN_KEY_LENGTH = 16
+_PLAIN = re.compile(r"(?=.{0,15}$)[a-z]*([-_.][a-z]+)*|v?[0-9]{1,3}")
+"""A part of a path that is no key: a short word in small letters (webhooks), a version (v2) or a small number."""
 
 PORTS = {"http": 80, "https": 443}
 
@@ -123,9 +125,9 @@ def with_resolved_ip(url: str, address: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return a URL without its query and long parts of its path, which may be keys."""
+    """Return a URL without its query and the parts of its path that may be keys."""
     parts = urlsplit(url)
-    path = "/".join(HIDDEN if len(part) >= _MIN_KEY_LENGTH else part for part in parts.path.split("/"))
+    path = "/".join(part if _PLAIN.fullmatch(part) else HIDDEN for part in parts.path.split("/"))
     return urlunsplit(parts._replace(path=path, query=parts.query and HIDDEN, fragment=parts.fragment and HIDDEN))
 
 

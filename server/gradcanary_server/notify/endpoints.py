@@ -32,7 +32,7 @@ from gradcanary_server.notify import egress, webhook
 from gradcanary_server.notify.egress import AddressError
 from gradcanary_server.notify.webhook import SecretError
 from gradcanary_server.rules.types import SEVERITIES, Severity
-from gradcanary_server.storage.schema import MAX_ID, delivery, endpoint, incident, is_of_incident
+from gradcanary_server.storage.schema import MAX_ID, delivery, endpoint, incident, is_of_incident, new_id
 
 DISABLE_AFTER_S = 5 * 86_400.0
 """Time without a success after which an endpoint is disabled."""
@@ -125,7 +125,7 @@ def upsert_configured(
         return None
     new_secret = "" if configured.kind != "webhook" else secret or webhook.new_secret()
     values |= {"url": configured.url, "name": configured.name, "secret": new_secret, "created": now}
-    connection.execute(insert(endpoint).values(**values))
+    connection.execute(insert(endpoint).values(**values, **new_id(connection, endpoint)))
     return None if secret else new_secret or None
 
 
@@ -273,7 +273,7 @@ def create_endpoint(connection: Connection, url: str, values: dict[str, Any], se
     count = connection.execute(select(func.count()).where(endpoint.c.deleted.is_(None))).scalar_one()
     if count >= MAX_ENDPOINTS:
         raise RequestError(409, "too_many_endpoints", f"There are {MAX_ENDPOINTS} endpoints already: remove some.")
-    values = {**values, "url": url, "secret": secret or webhook.new_secret()}
+    values = {**values, **new_id(connection, endpoint), "url": url, "secret": secret or webhook.new_secret()}
     statement = insert(endpoint).values(**values, kind="webhook", origin="api", created=now)
     return int(_execute(connection, statement.returning(endpoint.c.endpoint_id)).scalar_one())
 

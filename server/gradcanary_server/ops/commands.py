@@ -102,13 +102,18 @@ def revoke_token(db: str, number: int, print_line: PrintLine) -> None:
 
 @contextlib.contextmanager
 def _open_store(db: str, *, may_create: bool = False) -> Iterator[tuple[Database, bool]]:
-    """Yield a store, and True if it has no tables yet; raises CollectorError, also for errors in the block."""
+    """Yield a store of this version, and True if it has no tables yet.
+
+    Raises CollectorError, also for errors in the block.
+    """
     if not may_create and not _exists(db):
         raise maintenance.missing_store_error(db)
     with contextlib.closing(Database(db)) as database:
         try:
             with database.read() as connection:
                 is_new = not inspect(connection).has_table(token.name)
+                if not is_new:
+                    database.check_revision(connection)
             if is_new and not may_create:
                 raise maintenance.missing_store_error(db)
             yield database, is_new

@@ -120,6 +120,7 @@ def announce_start(settings: Settings, endpoints: Sequence[str], new_tokens: Map
     """Print the lines that the operator waits for, and notify systemd."""
     lines = [
         *startup_banner(settings, endpoints),
+        *encryption_warnings(settings, os.environ),
         *sign_in_hint(settings, new_tokens),
         f"gradcanary is listening on {url}",
     ]
@@ -297,6 +298,20 @@ def startup_banner(settings: Settings, endpoints: Sequence[str]) -> Iterator[str
         else f"rules are those of {settings.rules}"
     )
     yield from endpoints or ("no endpoints: incidents are not sent anywhere (--webhook URL)",)
+
+
+def encryption_warnings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each connection to another machine that can be read or forged on its way."""
+    if settings.reached_by_others and settings.tls is None and not settings.public_url.startswith("https://"):
+        yield (
+            "warning: without TLS, others on the network can read tokens and measurements: --tls-cert and --tls-key, "
+            "or a proxy with TLS, and GRADCANARY_PUBLIC_URL=https://..."
+        )
+    if maintenance.can_be_intercepted(settings.db, environ):
+        yield (
+            "warning: the certificate of the database's server is not checked: append ?sslmode=verify-full to --db "
+            "(with &sslrootcert=FILE for an authority of your own)"
+        )
 
 
 def sign_in_hint(settings: Settings, new_tokens: Mapping[str, str]) -> Iterator[str]:

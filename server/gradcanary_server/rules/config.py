@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
@@ -71,6 +71,12 @@ Expression = Annotated[str, BeforeValidator(_check_expression)]
 class Section:
     """Numbers of one rule, by the name of the rule in :class:`Rules`."""
 
+    run_wide: ClassVar[tuple[str, ...]] = ("notify",)
+    """Keys that an entry of ``layers`` may not have: an incident and its messages are about all layers of a rule, and a
+    GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
+    is_float32: ClassVar[bool] = False
+    """True if its numbers are compared in float32, as they are measured: a measured error of 0.05 is not over 0.05."""
+
     enabled: Flag = True
     notify: Flag = True
 
@@ -122,6 +128,8 @@ class ScaleDrop(Section):
 class Nonfinite(Section):
     """NaN or infinity in a gradient or the loss."""
 
+    run_wide = ("notify", "skipped_in_row")
+
     skipped_in_row: Count = 20
     """Steps that a GradScaler skips in a row before they count: it skips some while it searches its scale."""
 
@@ -129,6 +137,8 @@ class Nonfinite(Section):
 @dataclass(frozen=True, config=STRICT)
 class Explosion(Section):
     """Gradients far over what they were."""
+
+    run_wide = ("notify", "loss_ratio")
 
     ratio: Positive = 100.0
     """Times the larger of the layer's own baseline and the upper quartile of all baselines. Healthy gradients stay
@@ -169,6 +179,8 @@ class Unused(Section):
 class AccumulationLoss(Section):
     """Sums of gradients that lost a part, measured against float32."""
 
+    is_float32 = True
+
     error: Positive = 0.05
     """|lost| / |exact|: ten times what 8 gradients in bfloat16 lose, a quarter of what 512 coherent ones lose."""
     norm_ratio: Share = 0.95
@@ -188,6 +200,9 @@ class Accumulator(Section):
 class Frozen(Section):
     """Weights of low precision that do not move."""
 
+    run_wide = ("notify", "least_lr_share")
+    is_float32 = True
+
     notify: Flag = False
     """Every fine-tune in pure bfloat16 at 2e-5 is frozen, often on purpose."""
     share: Share = 0.5
@@ -203,6 +218,9 @@ class Frozen(Section):
 class InVain(Section):
     """Low-precision weights that hardly move, in most measured layers, while the loss is flat."""
 
+    run_wide = ("notify", "steps", "least_lr_share")
+    is_float32 = True
+
     share: Share = 0.95
     """Of the elements of a layer that fifty steps did not change. What a healthy fine-tune at 1e-5 leaves is less."""
     steps: Count = 100
@@ -214,6 +232,9 @@ class InVain(Section):
 @dataclass(frozen=True, config=STRICT)
 class NoUpdate(Section):
     """Weights that do not move, or hardly, though they have a gradient."""
+
+    run_wide = ("notify", "least_lr_share")
+    is_float32 = True
 
     ratio: Positive = 1e-7
     """Of a step's change to the weights, under which all of them hardly move: in a million steps that all go the same
@@ -238,6 +259,8 @@ class SecondMoments(Section):
 @dataclass(frozen=True, config=STRICT)
 class Fp16Underflow(Section):
     """Gradients computed in float16, where values under 6e-8 are zero."""
+
+    is_float32 = True
 
     notify: Flag = False
     growth: Share = 0.25
@@ -327,26 +350,6 @@ class Pace:
     remind_s: Positive = 86_400.0
     reopen_s: Positive = 21_600.0
     """A refire this soon after a resolution continues the incident; later it is a new one."""
-
-
-RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
-    "collapse": ("notify",),
-    "nonfinite": ("notify", "skipped_in_row"),
-    "explosion": ("notify", "loss_ratio"),
-    "vanished": ("notify",),
-    "unused": ("notify",),
-    "accumulation_loss": ("notify",),
-    "accumulator": ("notify",),
-    "frozen": ("notify", "least_lr_share"),
-    "in_vain": ("notify", "steps", "least_lr_share"),
-    "no_update": ("notify", "least_lr_share"),
-    "second_moments": ("notify",),
-    "fp16_underflow": ("notify",),
-    "not_optimized": ("notify",),
-    "never_cleared": ("notify",),
-}
-"""Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
-about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -457,6 +460,9 @@ class Rules:
         section: Section = getattr(entry, rule, None) or getattr(self, rule)
         return section
 
+
+LAYER_RULES = tuple(each.name for each in fields(LayerRule) if each.name != "match")
+"""Rules that entries of ``layers`` may have."""
 
 NAMES = tuple(section.name for section in fields(Rules) if isinstance(getattr(Rules(), section.name), Section))
 

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from gradcanary_server.errors import RulesError
 from gradcanary_server.rules.config import (
+    LAYER_RULES,
     NAMES,
-    RUN_WIDE_KEYS,
     Collapse,
     Grace,
     LayerRule,
@@ -129,12 +129,11 @@ class _File:
             raise self._mistake(error, MetricRule, entry, {"match": None, **entry}) from error
 
     def _layer(self, content: object, line: int, rules: Rules) -> LayerRule:
-        run_wide = tuple(name for name in NAMES if name not in RUN_WIDE_KEYS)
-        entry = self._keys(content, line, ("match", *RUN_WIDE_KEYS), "an entry of layers", run_wide)
-        sections = {
-            name: self._section(getattr(rules, name), entry, name, keys)
-            for name, keys in RUN_WIDE_KEYS.items()
-            if name in entry
+        run_wide = tuple(name for name in NAMES if name not in LAYER_RULES)
+        entry = self._keys(content, line, ("match", *LAYER_RULES), "an entry of layers", run_wide)
+        defaults = {name: rules.section(name, None) for name in LAYER_RULES if name in entry}
+        sections: dict[str, Any] = {
+            name: self._section(default, entry, name, default.run_wide) for name, default in defaults.items()
         }
         match: Any = entry.get("match")
         try:

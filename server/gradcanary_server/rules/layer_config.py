@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.caches import Cache, split_cache_budget
-from gradcanary_server.rules.config import RUN_WIDE_KEYS, Collapse, LayerRule, Rules
+from gradcanary_server.rules.config import LAYER_RULES, Collapse, LayerRule, Rules
 from gradcanary_server.rules.types import Floats, Ints, Launch, LayerFacts, Mask
 
 _DIGITS = re.compile(r"\d+")
@@ -25,9 +25,6 @@ _BLOCK = re.compile(r"(.*?\.)??(\d{1,9})(?:\.|$)")
 LORA_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 
 Value = TypeVar("Value")
-
-FLOAT32_RULES = ("accumulation_loss", "frozen", "in_vain", "no_update", "fp16_underflow")
-"""Rules over numbers measured in float32, compared in float32: a measured error of 0.05 is not over 0.05."""
 
 
 class LayerThresholds:
@@ -239,7 +236,7 @@ def _compile(layers: tuple[LayerFacts, ...], rules: Rules, collapse_below: float
         is_adapter=np.array([half != "" for half in halves], np.bool_) & ({"A", "B"} <= set(halves)),
         is_low=np.array([layer.param_dtype in ("bfloat16", "float16") for layer in layers], np.bool_),
         numel=np.array([math.prod(layer.shape) for layer in layers], np.float64),
-        **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
+        **{rule: _thresholds(rule, entries, rules) for rule in LAYER_RULES if rule != "collapse"},
     )
 
 
@@ -254,18 +251,18 @@ def _kinds(layers: tuple[LayerFacts, ...], halves: Sequence[str]) -> Ints:
 
 def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> LayerThresholds:
     """Return the thresholds of a rule for layers with these entries."""
-    sections = [rules.section(rule, entry) for entry in entries]
+    default = rules.section(rule, None)
+    sections = [rules.section(rule, entry) for entry in entries] or [default]
     differ = len({id(section) for section in sections}) > 1
-    real = np.float32 if rule in FLOAT32_RULES else np.float64
+    real = np.float32 if default.is_float32 else np.float64
 
     def array(name: str) -> NDArray[Any]:
         values = [getattr(section, name) for section in sections] if differ else getattr(sections[0], name)
         first = values[0] if differ else values
         return np.array(values, {bool: np.bool_, int: np.int64}.get(type(first), real))
 
-    sections = sections or [rules.section(rule, None)]
     return LayerThresholds(
-        **{number.name: array(number.name) for number in fields(sections[0]) if number.name not in RUN_WIDE_KEYS[rule]}
+        **{number.name: array(number.name) for number in fields(default) if number.name not in default.run_wide}
     )
 
 

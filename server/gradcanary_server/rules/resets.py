@@ -113,9 +113,8 @@ def apply_layer_set(state: RuleState, launch: Launch, config: LayerRules) -> tup
     removed = tuple(resolutions(firing, find_firing(state), launch.first_step, "layer_gone"))
     state.below_threshold[leaves] = False
     replaced = columns[reshaped]
-    every = (state.baselines, state.activity, state.precision, state.updates, state.initial_levels, state.weights)
-    for arrays in every:
-        arrays.forget(replaced)
+    for measured in state.measured().values():
+        measured.forget(replaced)
     state.alive[replaced] = state.accepted[replaced] = False
     if is_new:
         _start_launch(state, launch)
@@ -150,10 +149,8 @@ def _refill(state: RuleState, config: LayerRules) -> None:
 def _start_launch(state: RuleState, launch: Launch) -> None:
     state.present[:] = False
     state.baselines.drop_blocks()
-    state.activity.forget(slice(None))
-    state.precision.forget(slice(None))
-    state.weights.forget(slice(None))
-    state.updates.forget(slice(None))
+    for measured in (state.activity, state.precision, state.weights, state.updates):
+        measured.forget(slice(None))
     state.scores.reset_pending()
     state.of_run.reset_pending()
     state.losses = np.zeros(0)

@@ -8,6 +8,7 @@ observation weighs the agent's ``every``, but never so much that fewer than five
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -15,19 +16,27 @@ from numpy.typing import NDArray
 
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArrays, Mask, Votes, layer_array
 
-FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS = COLLAPSE = list(range(6))
+_numbers = count()
+
+
+def _next(amount: int) -> list[int]:
+    """Return the next numbers of signals: rows of :class:`Scores`."""
+    return list(islice(_numbers, amount))
+
+
+FALL, SIBLINGS, THRESHOLD, LATE, STRAIGHT, FOLLOWS = COLLAPSE = _next(6)
 """Evidence of collapse. Each has its own count, so one kind of evidence says nothing about another. STRAIGHT: the
 gradient falls in one straight line of its logarithm, and no weights do. FOLLOWS: a layer that fell beside one that
 fires for FALL."""
 
-NONFINITE, EXPLOSION = range(6, 8)
+NONFINITE, EXPLOSION = _next(2)
 
-REGULAR, SPORADIC, HANDED_OVER, NEVER, NEVER_BUT_ZERO, BY_SCRIPT = range(8, 14)
+REGULAR, SPORADIC, HANDED_OVER, NEVER, NEVER_BUT_ZERO, BY_SCRIPT = _next(6)
 """Evidence of vanished; these fire at once, and only a gradient resolves them. A layer that nearly always had a
 gradient; one that seldom had; one that lost it in the step in which one like it gained its own; no layer ever had one;
 gradients reach the layers and are exactly zero in all of them, while the loss is not; a layer that the script froze."""
 
-UNUSED, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = range(14, 18)
+UNUSED, UNUSED_ZERO, MOST_UNUSED, MOST_ZERO = _next(4)
 """Evidence of unused, likewise: a layer that never had a gradient, or never more than exactly zero; the last two if
 most layers, or all adapters, are such."""
 
@@ -35,29 +44,29 @@ MISSED = [REGULAR, SPORADIC, UNUSED, NEVER, HANDED_OVER, NEVER_BUT_ZERO, UNUSED_
 """Signals that fire until the layer has a gradient again."""
 WITHOUT_GRADIENT = [*MISSED, BY_SCRIPT]
 
-LOST, FROZEN, STOPPED = range(18, 21)
+LOST, FROZEN, STOPPED = _next(3)
 """Stats that are measured for a few layers at a time; nothing else moves these signals."""
 
-UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT = ZEROS = list(range(21, 25))
+UNDERFLOW, ALL_ZERO, AT_LIMIT, ALL_AT_LIMIT = ZEROS = _next(4)
 """Zeros of float16 gradients, measured likewise: their share grew, or, judged from the start, the smallest number of
 float16 cuts the gradients off."""
 
-VAIN, VAIN_CLIPPED = range(25, 27)
+VAIN, VAIN_CLIPPED = _next(2)
 """Evidence of in_vain, about the layers that are measured in turns; the second one if gradients are clipped, too."""
 
-UNMOVED, APART, TINY, SLOW, NO_RATE, TOO_FINE, UNDONE = range(27, 34)
+UNMOVED, APART, TINY, SLOW, NO_RATE, TOO_FINE, UNDONE = _next(7)
 """Evidence of no_update: weights that do not move, that move decades less than others, or all hardly; all weights
 of an optimizer like Adam that move by a small part of the learning rate, or of SGD by one of its step; a learning rate
 of zero; steps finer than the weights; updates that are undone, a static finding."""
 
-SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED, NOT_OPTIMIZED, NEVER_CLEARED = range(34, 42)
+SUM_FINE, SUM_COARSE, DECLARED, COARSE_MOMENTS, NO_SCALER, CLIPPED_SCALED, NOT_OPTIMIZED, NEVER_CLEARED = _next(8)
 """Static findings: they fire without a count."""
 
-LAYER_SIGNALS = 42
+LAYER_SIGNALS = next(_numbers)
 
-SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = range(4)
+SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS, SCALE_FELL = _OF_RUN = range(4)
 """Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
-RUN_SIGNALS = 4
+RUN_SIGNALS = len(_OF_RUN)
 
 NOTHING = -1
 INFORMATION, WARNING, CRITICAL = range(len(SEVERITIES))

@@ -26,6 +26,7 @@ from gradcanary_server.rules.types import (
     Floats,
     Ints,
     Jump,
+    LayerArrays,
     Mask,
     Unmoved,
 )
@@ -148,6 +149,11 @@ class RuleState:
         arrays = {name: value.copy() for name, value in vars(self).items() if name != "progress"}
         return RuleState(self.progress, **arrays)
 
+    def measured(self) -> dict[str, LayerArrays]:
+        """Return all that is remembered of each layer's measurements, by the name of the field."""
+        of_layers = {name: value for name, value in vars(self).items() if isinstance(value, LayerArrays)}
+        return {name: value for name, value in of_layers.items() if not isinstance(value, Scores)}
+
     def make_room(self, layers: int, observations: int) -> None:
         """Hold at least ``layers`` layers, and blocks of at least ``observations`` observations."""
         more = layers - len(self.present)
@@ -155,10 +161,9 @@ class RuleState:
             for name in ("present", "alive", "below_threshold", "shapes", "resolve_after", "accepted"):
                 array = getattr(self, name)
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
-            self.scores, self.initial_levels = self.scores.widen(layers), self.initial_levels.widen(layers)
-            self.activity, self.precision = self.activity.widen(layers), self.precision.widen(layers)
-            self.weights = self.weights.widen(layers)
-            self.updates = self.updates.widen(layers)
+            self.scores = self.scores.widen(layers)
+            for name, measured in self.measured().items():
+                setattr(self, name, measured.widen(layers))
         if more > 0 or observations > len(self.baselines.block):
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -227,8 +232,8 @@ class RuleState:
         version, layers = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
         if version != VERSION:
             raise StoreError(
-                f"The rule state of a run was packed by another version ({version}, this one is {VERSION}): "
-                "upgrade gradcanary."
+                f"The rule state of a run was packed in another version of its format ({version}; this gradcanary "
+                f"reads {VERSION}): use the gradcanary that wrote it."
             )
         (observations,) = _LENGTH.unpack_from(raw, _HEAD.size)
         (text,) = _LENGTH.unpack_from(raw, len(raw) - _LENGTH.size)

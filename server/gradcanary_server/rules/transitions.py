@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gradcanary.display.rule_values import value_of
 from gradcanary_server.rules.detectors import explosion, scale_drop
 from gradcanary_server.rules.signals import (
     COLLAPSE,
@@ -27,15 +28,6 @@ from gradcanary_server.rules.signals import (
 from gradcanary_server.rules.state import RuleState
 from gradcanary_server.rules.types import SEVERITIES, Evidence, Floats, Ints, Jump, Resolution, Transition, Votes
 from gradcanary_server.rules.warmup import LR_JUMP_WINDOW, LR_RISE_RATIO
-
-STATS = {
-    "accumulation_loss": "accumulation_error",
-    "accumulator": "accumulation_error",
-    "frozen": "frozen_fraction",
-    "no_update": "update_ratio",
-    "fp16_underflow": "zero_fraction",
-}
-"""The stat of a rule, where it is not absmax."""
 
 _SIGNALS_OF = {rule: [signal.row for signal in signals] for rule, signals in RULES.items()}
 
@@ -67,8 +59,8 @@ class StepEvidence:
     def of_layer(self, rule: str, layer: int) -> tuple[float | None, float | None]:
         """Return the value that a rule judges and the value of the siblings, for a layer by its number."""
         index = int(np.flatnonzero(self.columns == layer)[0])
-        stat = STATS.get(rule)
-        if stat is None:
+        stat = value_of(rule).stat
+        if stat == "absmax":
             return _or_none(self.absmax[index]), _or_none(self.siblings[index])
         return (_or_none(float(self.values[stat][index])) if stat in self.values else None), None
 
@@ -202,7 +194,7 @@ def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: Ste
         value = dict(state.progress.unmoved.shares).get(layer, value)
     if rule == "no_update":  # as were these
         value, siblings = _or_none(state.updates.ratio[layer]), state.updates.usual_ratio(state.present)
-    baseline = None if rule in STATS else state.baselines.absmax(np.array([layer]))[0]
+    baseline = None if value_of(rule).stat != "absmax" else state.baselines.absmax(np.array([layer]))[0]
     if signal.row == SPORADIC:
         value, baseline = float(state.activity.idle[layer]), float(state.activity.longest_idle[layer] + 1)
     since = int(state.scores.since[signal.row, layer])

@@ -36,6 +36,9 @@ DISTRIBUTED = (
 KEPT = tuple(table for table in metadata.tables.values() if table not in DISTRIBUTED)
 """The tables of the coordinator."""
 
+VERSION_TABLE = "alembic_version"
+"""Of Alembic, on the coordinator, too: a collector may be connected to any node."""
+
 NO_CITUS = (
     "This database has no Citus: load it on every node (shared_preload_libraries = 'citus'), and here say "
     "CREATE EXTENSION citus; before. Without it plain PostgreSQL is all that is needed."
@@ -88,9 +91,9 @@ def distribute(connection: Connection) -> list[str]:
         connection.execute(_DISTRIBUTE, {"name": name, "colocated": "none" if name == run.name else run.name})
     for name in missing:
         connection.execute(_TRUNCATE, {"name": name})
-    for table in KEPT:
-        if table.name not in set(connection.scalars(_KNOWN)):  # a foreign key may have brought it
-            connection.execute(_KEEP, {"name": table.name})
+    for name in (*(table.name for table in KEPT), VERSION_TABLE):
+        if name not in set(connection.scalars(_KNOWN)):  # a foreign key may have brought it
+            connection.execute(_KEEP, {"name": name})
     return missing
 
 

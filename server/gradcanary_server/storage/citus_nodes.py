@@ -46,9 +46,11 @@ LOOK_S = 1.0
 CONNECT_MS = 1000
 """How long a node may take for a connection: one that is stopped accepts it, and never answers."""
 
-_NODES = text(
-    "SELECT groupid, nodename, nodeport FROM pg_dist_node WHERE isactive AND noderole = 'primary' AND groupid > 0"
-)
+MOST_NAMES = 100_000
+"""Names of runs whose node is remembered; some more are looked up again."""
+
+_NODES = text("SELECT groupid, nodename, nodeport FROM pg_dist_node WHERE isactive AND noderole = 'primary'")
+_HERE = text("SELECT groupid FROM pg_dist_local_group")
 _CHECK = text("SELECT citus_check_connection_to_node(:host, :port)")
 _SHARDS = text(
     "SELECT CAST(shardmaxvalue AS integer), groupid FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) "
@@ -71,24 +73,34 @@ logger = logging.getLogger(__name__)
 
 
 class Node(NamedTuple):
-    """A worker of the cluster."""
+    """A node of the cluster; ``groupid`` 0 is the coordinator."""
 
     groupid: int
     host: str
     port: int
 
 
+class Shards(NamedTuple):
+    """The last hash of each shard of runs, and the ``groupid`` of its node."""
+
+    ends: NDArray[np.int32]
+    groups: NDArray[np.int32]
+
+    def find_nodes(self, run_ids: Sequence[int]) -> NDArray[np.int32]:
+        """Return the ``groupid`` of the node of each run."""
+        found: NDArray[np.int32] = self.groups[np.searchsorted(self.ends, hash_ids(np.array(run_ids, np.int64)))]
+        return found
+
+
 class Away(NamedTuple):
-    """The nodes that do not answer; ``ends``: the last hash of each shard of runs, ``is_lost``: whether it is there."""
+    """The nodes that do not answer."""
 
     nodes: tuple[Node, ...]
-    ends: NDArray[np.int32]
-    is_lost: NDArray[np.bool_]
+    shards: Shards
 
     def holds(self, run_ids: Sequence[int]) -> NDArray[np.bool_]:
         """Return for each run whether it is on one of these nodes."""
-        found: NDArray[np.bool_] = self.is_lost[np.searchsorted(self.ends, hash_ids(np.array(run_ids, np.int64)))]
-        return found
+        return np.isin(self.shards.find_nodes(run_ids), [node.groupid for node in self.nodes])
 
 
 class Nodes(BackgroundLoop):
@@ -98,7 +110,9 @@ class Nodes(BackgroundLoop):
         """``probing`` has a connection of its own, whose settings it changes."""
         super().__init__("nodes", logger)
         self._probing = probing.execution_options(isolation_level="AUTOCOMMIT")
-        self._nodes: tuple[Node, ...] = ()
+        self._others: tuple[Node, ...] = ()
+        self._shards = Shards(np.empty(0, np.int32), np.empty(0, np.int32))
+        self._node_of: dict[str, int] = {}
         self._away: Away | None = None
         self._missing: str | None = None
         event.listen(engine, "before_execute", self._guard, retval=True)
@@ -113,6 +127,17 @@ class Nodes(BackgroundLoop):
         away = self._away
         return away is not None and bool(away.holds([run_id])[0])
 
+    def note(self, name: str, run_id: int) -> None:
+        """Remember the node of a run by a name of it."""
+        if name not in self._node_of and len(self._shards.ends):
+            if len(self._node_of) >= MOST_NAMES:
+                self._node_of.clear()
+            self._node_of[name] = int(self._shards.find_nodes([run_id])[0])
+
+    def node_of(self, name: str) -> int | None:
+        """Return the ``groupid`` of the node of a run, None if it was not noted since shards last moved."""
+        return self._node_of.get(name)
+
     def close(self) -> None:
         """Close the connection by which nodes are asked."""
         self._probing.dispose()
@@ -120,7 +145,7 @@ class Nodes(BackgroundLoop):
     def size(self, connection: Connection) -> int:
         """Return the bytes of the store on all nodes that answer."""
         silent = () if self._away is None else self._away.nodes
-        nodes = [node for node in self._nodes if node not in silent]
+        nodes = [node for node in self._others if node not in silent]
         hosts, ports = [node.host for node in nodes], [node.port for node in nodes]
         sizes = {"hosts": hosts, "ports": ports, "commands": [str(_OWN_SIZE)] * len(nodes)}
         own, others = connection.execute(_OWN_SIZE), connection.execute(_SIZES, sizes)
@@ -130,19 +155,26 @@ class Nodes(BackgroundLoop):
         """Ask each node for an answer."""
         with translated(), self._probing.connect() as connection:
             connection.exec_driver_sql(_SET_UP)
-            self._nodes = tuple(Node(*row) for row in connection.execute(_NODES))
-            silent = tuple(node for node in self._nodes if not _answers(connection, node))
+            here, nodes = connection.scalar(_HERE), [Node(*row) for row in connection.execute(_NODES)]
+            self._others = tuple(node for node in nodes if node.groupid != here)
+            self._read_shards(connection)
+            silent = tuple(node for node in self._others if not _answers(connection, node))
             if not silent:
                 self._away = self._missing = None
                 return
-            shards = connection.execute(_SHARDS).all()
-            lost = {node.groupid for node in silent}
-            ends, is_lost = [end for end, _ in shards], [groupid in lost for _, groupid in shards]
-            away = Away(silent, np.array(ends, np.int32), np.array(is_lost))
-            count = int(away.holds(connection.scalars(_RUN_IDS).all()).sum())
+            away = Away(silent, self._shards)
+            is_known = all(node.groupid > 0 for node in silent)  # names of runs are on the coordinator
+            count = str(away.holds(connection.scalars(_RUN_IDS).all()).sum()) if is_known else "all"
         names = ", ".join(f"{node.host}:{node.port}" for node in silent)
         self._missing = f"node {names} does not answer: {count} runs"
         self._away = away
+
+    def _read_shards(self, connection: Connection) -> None:
+        rows = np.array([tuple(row) for row in connection.execute(_SHARDS)], np.int32).reshape(-1, 2)
+        shards = Shards(rows[:, 0], rows[:, 1])
+        if not all(map(np.array_equal, shards, self._shards)):
+            self._shards = shards
+            self._node_of.clear()
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_S):

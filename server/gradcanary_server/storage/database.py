@@ -23,7 +23,7 @@ from gradcanary_server.errors import CollectorError, StoreError, StoreUnavailabl
 from gradcanary_server.storage import citus, maintenance, sqlite
 from gradcanary_server.storage.citus_nodes import Nodes
 from gradcanary_server.storage.driver_errors import driver_message, translated
-from gradcanary_server.storage.schema import collector_heartbeat
+from gradcanary_server.storage.schema import collector_heartbeat, next_number
 from gradcanary_server.storage.sqlite_writer import UNFLUSHED, SqliteWriter, checkpoint
 
 Record = Row[Any]
@@ -68,6 +68,11 @@ _LAST_VERSION = select(collector_heartbeat.c.version).where(collector_heartbeat.
 _NEWER = (
     "The database was written by a newer gradcanary ({found}; here is {here}) and is left as it is: install that "
     "version or a later one here, or use a backup from before the upgrade."
+)
+
+_OLDER = (
+    "The tables are of revision {found}, and gradcanary {here} works on {head}: stop the collectors of the store, and "
+    "upgrade it with 'gradcanary migrate', or use the version that they have."
 )
 
 _EXAMPLES = "sqlite:////srv/gradcanary.db or postgresql://USER:PASSWORD@HOST/NAME"
@@ -154,11 +159,16 @@ class Database:
                 disable_statement_timeout(connection)
                 for statement in _SET_UP:
                     connection.exec_driver_sql(statement)
+                if self.nodes is not None:
+                    next_number(connection, "set-up")  # an advisory lock is known to one node only
             yield connection
 
     @contextmanager
     def singleton_lock(self) -> Iterator[bool]:
-        """Yield True if no other collector is in such a block: one at a time deletes what nothing needs any more."""
+        """Yield True if no other collector is in such a block: one at a time deletes what nothing needs any more.
+
+        It saves work and protects nothing: on Citus there is one for each node that collectors are connected to.
+        """
         if self._dialect == "sqlite":
             yield True  # its file is locked by one collector
             return
@@ -194,6 +204,15 @@ class Database:
             raise StoreError(_NEWER.format(found=found, here=__version__)) from error
         except (StoreError, StoreUnavailable) as error:
             raise StoreError(f"The database cannot be migrated: {driver_message(error)}") from error
+
+    def check_revision(self, connection: Connection) -> None:
+        """Raise StoreError unless the tables are those of this version; nothing is changed."""
+        found = maintenance.revision(connection)
+        if found == maintenance.head_revision():
+            return
+        if found is None or found in maintenance.revisions():
+            raise StoreError(_OLDER.format(found=found, here=__version__, head=maintenance.head_revision()))
+        raise StoreError(_NEWER.format(found=self._last_version() or f"revision {found}", here=__version__))
 
     def log_size(self) -> int:
         """Return the bytes of SQLite's log file, copied or not; 0 on PostgreSQL."""
@@ -293,9 +312,9 @@ class Database:
                     if citus.is_spread(connection):
                         citus.check_nodes(connection)
         except StoreUnavailable as error:
-            raise StoreError(
-                f"The database cannot be reached ({driver_message(error)}): see that it runs, and that --db is right."
-            ) from error
+            said = driver_message(error)
+            hint = "GRADCANARY_DB_PASSWORD or its _FILE has its password" if "password" in said else "--db is right"
+            raise StoreError(f"The database cannot be reached ({said}): see that it runs, and that {hint}.") from error
 
 
 def _file(engine: Engine, suffix: str) -> Path:

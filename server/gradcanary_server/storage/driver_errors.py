@@ -68,19 +68,28 @@ _STATES = {
 """By SQLSTATE, or its class: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 
 
-_CITUS_AWAY = (
-    "connection marked as essential",
-    "could not commit transaction",
-    "connection to the remote node",
-    "connections to the node",
-    "node of the cluster",
-)
-"""Parts of what Citus says of a node that is away, and postgresql.LimitedConnection."""
+_CITUS_MESSAGES = {
+    "connection marked as essential": _NODE_AWAY,
+    "could not commit transaction": _NODE_AWAY,
+    "failed to prepare transaction": _NODE_AWAY,
+    "connection to the remote node": _NODE_AWAY,
+    "connections to the node": _NODE_AWAY,
+    "multiple connection failures": _NODE_AWAY,
+    "server closed the connection": _NODE_AWAY,
+    "postmaster was shut down": _AWAY,  # that of the coordinator
+}
+"""Parts of messages of Citus about lost connections, which have the SQLSTATE of an internal error, or 08006."""
+
+_HURRIED = "node of the cluster"
+"""Part of the message of postgresql.LimitedConnection."""
 
 
 def _postgresql_reason(error: DBAPIError) -> str | None:
     state: str | None = getattr(error.orig, "sqlstate", None)
-    if state in (None, "XX000", "08006") and any(part in str(error.orig) for part in _CITUS_AWAY):
+    said = str(error.orig)
+    if state in ("XX000", "08006"):
+        return next((text for part, text in _CITUS_MESSAGES.items() if part in said), _STATES.get(state[:2]))
+    if state is None and _HURRIED in said:
         return _NODE_AWAY
     if state is None:  # from the client library: it could not send, or the server is gone
         return _AWAY if error.connection_invalidated or isinstance(error, OperationalError) else None

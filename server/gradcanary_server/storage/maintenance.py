@@ -6,9 +6,10 @@ import contextlib
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 
 from alembic import command
@@ -40,6 +41,28 @@ def display_address(url: str) -> str:
     return f"postgresql://{without_password(url).partition('://')[2]}"  # PostgreSQL's programs know no "+psycopg"
 
 
+def can_be_intercepted(url: str, environ: Mapping[str, str]) -> bool:
+    """Return True if a store is on another machine, and nothing checks that it is that machine.
+
+    ``sslmode=disable`` is a decision of the operator: a network of this machine's containers.
+    """
+    if sqlite_file(url) is not None:
+        return False
+    parsed = make_url(url)
+    options = parsed.normalized_query
+    hosts = [*([parsed.host] if parsed.host else []), *options.get("host", ())]
+    modes = options.get("sslmode") or (environ.get("PGSSLMODE"),)
+    return modes[-1] not in ("verify-full", "disable") and not all(map(_is_here, hosts))
+
+
+def _is_here(host: str) -> bool:
+    """Return True for this machine's own names, and for the folder of a socket."""
+    try:
+        return host.startswith("/") or host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def missing_store_error(url: str) -> StoreError:
     return StoreError(f"There is no store at {display_address(url)}: {NAMED}.")
 
@@ -51,7 +74,12 @@ def revision(connection: Connection) -> str | None:
 
 @lru_cache(maxsize=1)
 def head_revision() -> str:
-    return str(ScriptDirectory.from_config(alembic_config()).get_current_head())
+    return revisions()[0]
+
+
+def revisions() -> list[str]:
+    """Return the revisions that this version knows, its own first."""
+    return [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()]
 
 
 def upgrade(connection: Connection, target: str = "head") -> tuple[str | None, str]:

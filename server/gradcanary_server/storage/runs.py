@@ -249,7 +249,7 @@ ORDER = (launch.c.started, launch.c.launch_no)
 _IN_ORDER = select(launch).where(launch.c.run_id == bindparam("run_id")).order_by(*ORDER)
 _OWN, _EARLIER = launch.alias(), launch.alias()
 _HAS_OLDER = exists().where(
-    _EARLIER.c.run_id == launch.c.run_id,
+    _EARLIER.c.run_id == bindparam("run_id"),  # in a select list Citus finds the node by a constant alone
     tuple_(_EARLIER.c.started, _EARLIER.c.launch_no) < tuple_(*ORDER),
 )
 _IS_OF_LAUNCH = (

@@ -506,7 +506,7 @@ def _page_of_runs(table: Table) -> Select[int]:
 
 
 NUMBERS = "numbers"
-"""The execution option of a connection that names the engine of :func:`next_incident_id`."""
+"""The execution option of a connection that names the engine of :func:`next_incident_id` and :func:`new_id`."""
 
 
 def next_incident_id(connection: Connection) -> int:
@@ -522,9 +522,31 @@ def next_incident_id(connection: Connection) -> int:
         return next_number(own, "incident")
 
 
-def next_number(connection: Connection, name: str) -> int:
+_SEQUENCE = text("SELECT pg_sequence_last_value(CAST(pg_get_serial_sequence(:table, :column) AS regclass))")
+
+
+def new_id(connection: Connection, table: Table) -> dict[str, int]:
+    """Return the primary key of a new row of a table of no run, by its column; SQLite gives it, so nothing is returned.
+
+    It is never used again. On PostgreSQL it is a number of a counter: workers of Citus have no sequences of integers.
+    """
+    if connection.dialect.name == "sqlite":
+        return {}
+    (column,) = table.primary_key.columns
+    numbers: Engine = connection.get_execution_options()[NUMBERS]
+    with numbers.begin() as own:
+        first = 1
+        if own.execute(select(counter.c.last).where(counter.c.name == table.name)).first() is None:
+            newest = own.execute(select(func.max(column))).scalar_one()
+            given = own.execute(_SEQUENCE, {"table": table.name, "column": column.name}).scalar_one()
+            # It may have rows of a version that used its sequence. Citus has set those of workers to their end.
+            first += max(newest or 0, given if given is not None and given < MAX_ID else 0)
+        return {column.name: next_number(own, table.name, first)}
+
+
+def next_number(connection: Connection, name: str, first: int = 1) -> int:
     """Return the next number of a counter; another transaction waits for its number until this one ends."""
-    row = _INSERT[connection.dialect.name](counter).values(name=name, last=1)
+    row = _INSERT[connection.dialect.name](counter).values(name=name, last=first)
     row = row.on_conflict_do_update(index_elements=[counter.c.name], set_={"last": counter.c.last + 1})
     return int(connection.execute(row.returning(counter.c.last)).scalar_one())
 

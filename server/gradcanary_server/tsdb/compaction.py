@@ -88,8 +88,10 @@ def _seal_candidates() -> Select[int, str, int]:
     is_over = session.c.ended.is_not(None) | (session.c.last_seen < bindparam("last_seen"))
     fills_a_tile = session.c.last_step + 1 >= (func.coalesce(stream_table.c.sealed_until, 0) // span + 1) * span
     is_long = session.c.next_seq - session.c.sealed_seq >= bindparam("most", type_=BigInteger)
+    runs = bindparam("runs", type_=BigInteger, expanding=True)
     of_session = (batch.c.run_id == session.c.run_id) & (batch.c.session == session.c.session)
-    logged = of_session & (batch.c.seq >= session.c.sealed_seq)
+    # The constant once more: for what is in a select list Citus finds the nodes by no other.
+    logged = of_session & (batch.c.seq >= session.c.sealed_seq) & batch.c.run_id.in_(runs)
     first = (
         select(func.length(batch.c.body).label("size")).where(logged).limit(MOST_BATCHES).correlate(session).subquery()
     )
@@ -97,7 +99,7 @@ def _seal_candidates() -> Select[int, str, int]:
     return (
         select(session.c.run_id, session.c.session, size)
         .outerjoin(stream_table, and_(joined, stream_table.c.every == session.c.every))
-        .where(session.c.run_id.in_(bindparam("runs", expanding=True)))
+        .where(session.c.run_id.in_(runs))
         .where(session.c.is_sharded.is_(False), session.c.next_seq > session.c.sealed_seq)
         .where(or_(is_over, fills_a_tile, is_long))
     )

@@ -41,7 +41,7 @@ def pack(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
     for name, values in arrays.items():
         encoding, byte_planes = _encode(values)
         size = sum(plane.size for plane in byte_planes)
-        head.append([name, values.dtype.str, list(values.shape), encoding, size])
+        head.append([name, values.dtype.newbyteorder("<").str, list(values.shape), encoding, size])
         planes += byte_planes
     text = json.dumps(head, separators=(",", ":")).encode()
     stream = _CONTEXTS.compressor.compressobj(size=_LENGTH.size + len(text) + sum(plane.size for plane in planes))

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from support.browser import scenes
 from support.browser.plots import IMAGE, await_figures, open_run, place, point, query
-from support.streams import Session
+from support.streams import Session, Stream, healthy
 
 RUN = "lora-collapse"
 RESUMED = "resumed-twice"
@@ -52,6 +52,14 @@ def test_a_healthy_layer_has_no_incident_and_all_stats_have_their_place(
     for stat in ("zero_fraction", "update_ratio", "weight_norm", "accumulation_error", "norm_ratio"):
         expect(page.locator(f"#stat-{stat} .scatterlayer .trace").first).to_be_attached()
     expect(page.locator("#layer-incidents")).to_have_text("No incident so far.")
+    expect(page.get_by_role("table", name="Siblings")).to_be_visible()
+
+
+def test_siblings_without_any_have_no_table(shared: Any, open_page: Callable[..., Page]) -> None:
+    Session(shared.url, run="without-siblings").send(Stream(healthy(40, 2)))
+    page = open_page(f"{shared.url}/runs/without-siblings/layers/0")
+    expect(page.locator("#siblings-tally")).to_have_text("none")
+    expect(page.locator(".card.layers table")).to_be_hidden()
 
 
 def test_a_name_is_short_in_sight_and_whole_on_hover_and_when_copied(

@@ -14,8 +14,8 @@ import pytest
 
 from gradcanary import cli
 from gradcanary_server.ops import process
-from gradcanary_server.ops.process import Listener, sign_in_hint, startup_banner
-from gradcanary_server.settings import Settings
+from gradcanary_server.ops.process import Listener, encryption_warnings, sign_in_hint, startup_banner
+from gradcanary_server.settings import Certificate, Settings
 from support import warm
 
 
@@ -51,6 +51,28 @@ def test_a_python_that_is_too_old_for_the_collector_is_told_what_to_do(capsys, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "usage", "error"),
+    [
+        ((), "gradcanary [-h]", "a command is missing. 'gradcanary --help' lists all"),
+        (
+            ("runn", "x.py"),
+            "gradcanary [-h]",
+            "there is no command 'runn'. The nearest: run. 'gradcanary --help' lists",
+        ),
+        (("zzz",), "gradcanary [-h]", "there is no command 'zzz'. 'gradcanary --help' lists all"),
+        (("up", "--prot", "8899"), "gradcanary up", "unrecognized arguments: --prot 8899. The nearest: --port"),
+        (("up", "--prot=8899"), "gradcanary up", "unrecognized arguments: --prot=8899. The nearest: --port"),
+        (("--versoin", "up"), "gradcanary [-h]", "unrecognized arguments: --versoin. The nearest: --version"),
+        (("runs", "zzz"), "gradcanary runs", "invalid choice: 'zzz'"),
+    ],
+)
+def test_a_mistyped_command_or_option_is_named_with_the_nearest(capsys, words, usage, error):
+    said = refused(capsys, *words)
+    assert said.startswith(f"usage: {usage}")
+    assert error in said
+
+
 @pytest.mark.parametrize("host", ["203.0.113.5", "no-such-host.invalid", "", "127.0.0.1.9"])
 def test_a_host_that_is_not_ours_is_refused(capsys, tmp_path, host):
     said = refused(capsys, "up", "--host", host, "--port", "0", "--data", str(tmp_path))
@@ -78,6 +100,41 @@ def test_up_for_other_machines_shows_how_to_make_tokens(tmp_path):
     lines, is_hinted = said("postgresql://ada:secret@db.example/gc?sslmode=require", "https://gradients.example")
     assert lines.count("--db 'postgresql://ada@db.example/gc?sslmode=require'") == 2
     assert not is_hinted
+
+
+@pytest.mark.parametrize(
+    ("db", "environ", "is_warned"),
+    [
+        ("postgresql://u@db.example/x", {}, True),
+        ("postgresql://u@db.example/x?sslmode=require", {}, True),
+        ("postgresql://u@/x?host=db.example", {}, True),
+        ("postgresql://u@/x?host=localhost,db.example", {}, True),
+        ("postgresql://u@db.example/x?sslmode=verify-full", {}, False),
+        ("postgresql://u@db.example/x", {"PGSSLMODE": "verify-full"}, False),
+        ("postgresql://u@db/x?sslmode=disable", {}, False),
+        ("postgresql://u@127.0.0.1/x", {}, False),
+        ("postgresql://u@/x?host=/run/postgresql", {}, False),
+        ("sqlite:///a.db", {}, False),
+    ],
+)
+def test_up_warns_of_a_database_that_could_be_another_one(tmp_path, db, environ, is_warned):
+    said = "".join(encryption_warnings(Settings(tmp_path, db), environ))
+    assert ("the certificate of the database's server is not checked" in said) == is_warned
+
+
+def test_up_warns_of_tokens_in_clear(tmp_path):
+    def warned(**settings):
+        return list(encryption_warnings(Settings(tmp_path, "sqlite:///a.db", **settings), {}))
+
+    tls = Certificate(tmp_path / "chain.pem", tmp_path / "key.pem")
+    [line] = warned(reached_by_others=True, auth=True)
+    assert "without TLS, others on the network can read tokens" in line
+    for is_fine in (
+        {"auth": True},
+        {"reached_by_others": True, "tls": tls},
+        {"reached_by_others": True, "public_url": "https://gradients.example"},
+    ):
+        assert warned(**is_fine) == []
 
 
 def test_up_says_which_rules_it_uses(tmp_path):

@@ -161,7 +161,7 @@ def test_the_services_of_a_cluster_fit_each_other():
     nodes = {name: services[name] for name in ("coordinator", "worker1", "worker2")}
     set_up, tables, gradcanary = (services.pop(name) for name in ("nodes", "tables", "gradcanary"))
     assert services == nodes
-    assert {node["image"] for node in (*nodes.values(), set_up)} == {"citusdata/citus:13.0-pg15"}
+    assert {node["image"] for node in (*nodes.values(), set_up)} == {"citusdata/citus:13.0.3-pg15"}
     for name, node in nodes.items():
         settings = dict(word.removeprefix("--").split("=") for word in node["command"][1:])
         assert settings["synchronous_commit"] == "on", "a collector refuses another one"

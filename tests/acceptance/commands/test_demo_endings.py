@@ -179,5 +179,11 @@ def test_settings_of_the_users_own_trainings_are_not_the_demos(monkeypatch: pyte
 
 
 def test_a_collector_that_ends_at_once_is_an_error(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(NotListeningError):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(NotListeningError, match="the reason is above"):
         Collector(tmp_path, taken.getsockname()[1], "http://127.0.0.1:9/", new_secret())
+
+
+def test_a_collector_that_starts_too_slowly_is_another_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STARTUP_S", 0.01)
+    with pytest.raises(NotListeningError, match="it did not listen within 0 s, perhaps because this machine is busy"):
+        Collector(tmp_path, 0)

@@ -156,6 +156,15 @@ def test_every_command_says_what_to_do_without_a_token(run, typed, ingest, tmp_p
     assert "--token is not usable: it must be printable ASCII" in error
 
 
+def test_a_command_names_the_authority_or_the_scheme_that_is_missing(typed, guarded, monkeypatch):
+    status, _, error = typed("incidents", "--url", guarded.url.replace("https", "http"))
+    assert (status, f"its address is {guarded.url}" in error) == (1, True)
+    monkeypatch.delenv("GRADCANARY_CA_FILE")
+    status, _, error = typed("incidents")
+    assert (status, "name the certificate of its authority in GRADCANARY_CA_FILE" in error) == (1, True)
+    assert "start it with" not in error
+
+
 def test_commands_work_with_a_token(guarded, run, typed, admin, monkeypatch, tmp_path):
     status, read, _ = typed("token", "create", "--scope", "read", "--name", "ada", "--data", str(guarded.data))
     assert (status, read.startswith("gc_read_"), read.count("\n")) == (0, True, 1)

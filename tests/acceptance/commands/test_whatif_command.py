@@ -31,10 +31,13 @@ HEALTHY = (
 
 
 @pytest.fixture
-def whatif(typed: Typed, module_collector: Collector) -> Callable[..., tuple[int, Any]]:
+def whatif(
+    typed: Typed, module_collector: Collector, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, Any]]:
     """Type the command with --json; return its exit status and the answer."""
 
     def run(*words: object) -> tuple[int, Any]:
+        capsys.readouterr()  # the training has told of its incidents
         status, said, error = typed("whatif", *words, "--json", "--url", module_collector.url)
         assert complaints(error) == ""
         return status, json.loads(said)

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
+from gradcanary_server.api.ingest import NODE_THREADS, STORE_THREADS
 from gradcanary_server.ops.commands import migrate_command
 from support import streams
 from support.citus import STAND_IN
@@ -112,3 +114,31 @@ def test_the_runs_of_the_other_nodes_are_served(collector, db, silence):
     for name in lost:
         sessions[name].post_batch(5, STREAM.batch(300, 400)).raise_for_status()
     assert "Traceback" not in "".join(collector.output)
+
+
+HELD = "SELECT 1 FROM run WHERE hashint8(run_id) >= 0 FOR UPDATE"
+"""What a batch for a run of the node at port 6502 waits for, as for a node that hangs."""
+
+
+def test_a_node_that_hangs_leaves_threads_to_the_runs_of_others(collector, db):
+    sessions = {}
+    while len(lost := runs_of_node(db)) < STORE_THREADS + 4 or lost == sessions.keys():
+        name = f"run-{len(sessions)}"
+        sessions[name] = streams.Session(collector.url, run=name)
+        sessions[name].put_hello(STREAM.hello()).raise_for_status()
+    served = next(session for name, session in sessions.items() if name not in lost)
+    with ThreadPoolExecutor(len(lost)) as threads, psycopg.connect(db) as connection:
+        connection.execute(HELD)
+        waiting = [threads.submit(sessions[name].post_batch, 0, STREAM.batch(0, 60)) for name in lost]
+        eventually(lambda: count_waiting(connection) == NODE_THREADS)
+        served.post_batch(0, STREAM.batch(0, 60)).raise_for_status()
+        assert not any(each.done() for each in waiting), "the other run did not wait for one of them"
+        connection.rollback()
+        for each in waiting:
+            each.result().raise_for_status()
+
+
+def count_waiting(connection):
+    """Return the number of statements that wait for a lock of this transaction."""
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    return connection.execute(waits).fetchone()[0]

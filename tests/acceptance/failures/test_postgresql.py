@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from gradcanary import cli
 from gradcanary_server.errors import StoreError, StoreUnavailable
 from gradcanary_server.storage.database import Database
-from gradcanary_server.storage.schema import run
+from gradcanary_server.storage.schema import new_id, run, silence
 from support import postgres, streams
 from support.collectors import Collector
 
@@ -199,6 +199,14 @@ def test_a_fault_of_ours_is_none_of_the_databases(database):
         connection.exec_driver_sql("SELECT nothing FROM run")
 
 
+def test_a_new_id_follows_those_that_a_sequence_gave(database):
+    with database.write() as connection:
+        given = connection.exec_driver_sql("SELECT nextval('silence_silence_id_seq')").scalar_one()
+    with database.write() as connection:
+        found = [new_id(connection, silence)["silence_id"] for _ in range(2)]
+    assert found == [given + 1, given + 2], "a number of a silence that is gone is not used again"
+
+
 def test_singleton_lock_has_one_holder(database):
     with database.singleton_lock() as first:
         with database.singleton_lock() as second:
@@ -221,7 +229,9 @@ def refused(capsys, url):
 
 
 def test_up_says_in_a_sentence_what_is_wrong_with_the_address(capsys, postgres_server, db):
-    assert "password authentication failed" in refused(capsys, postgres_server.url("postgres", password="wrong"))
+    said = refused(capsys, postgres_server.url("postgres", password="wrong"))
+    assert "password authentication failed" in said
+    assert "GRADCANARY_DB_PASSWORD or its _FILE" in said
     assert 'database "nothing" does not exist' in refused(capsys, postgres_server.url("nothing"))
     assert "cannot be reached" in refused(capsys, "postgresql://user:sesame@127.0.0.1:1/x")
     assert "cannot be reached" in refused(capsys, "postgresql://user:sesame@nowhere.invalid/x")

@@ -38,7 +38,7 @@ def test_attach_tells_what_it_found_and_what_had_fallen_before(
     for line in (
         "optimizer    AdamW: 16 tensors, 2,176 elements",
         "parameters   16: 16 float32",
-        "micro-steps  K = 2 per step, summed in 16 float32",
+        "micro-steps  K = 2 micro-steps per step, summed in 16 float32",
         (
             f"low          6 of 16 parameters are under 1e-4 now: {', '.join(LOW)} "
             "(--absmax-below 1e-4 makes that an alert)"

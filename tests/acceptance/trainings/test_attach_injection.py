@@ -290,5 +290,6 @@ def test_the_agent_comes_stays_and_leaves(tmp_path: Path) -> None:
         "hooks": 0,
         "let in for one who was killed": False,
         "without a folder": "folderless",
+        "on a slow disk": "slow",
         "hooks after Ctrl-C": 0,
     }

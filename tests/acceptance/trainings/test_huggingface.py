@@ -427,7 +427,7 @@ def test_an_error_in_the_callback_ends_no_training(
     loops: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callback = loops.GradientCallback(url="http://127.0.0.1:9", run="faulty")
-    monkeypatch.setattr(callback, "_report_changes", lambda: 1 / 0)
+    monkeypatch.setattr(callback, "_note_changes", lambda: 1 / 0)
     trainer = loops.trainer_of(loops.llama(), tmp_path, callbacks=[callback])
     trainer.train()
     assert trainer.state.global_step == len(COUNTS)

@@ -36,7 +36,7 @@ def test_a_training_is_watched_without_a_change(workplace: Workplace, words: tup
     ended = workplace.launch(*words)
     assert ended.stdout == "trained a --run b\n"
     page = f"{workplace.url}/runs/{workplace.name}"
-    found = "watching AdamW, 4 parameters (4 float32), K = 2 per step, summed in 4 float32"
+    found = "watching AdamW, 4 parameters (4 float32), K = 2 micro-steps per step, summed in 4 float32"
     lines = [line for line in ended.stderr.splitlines() if "gradcanary" in line]
     appears = f"gradcanary: the page appears at the first optimizer step: {page}"
     assert lines == [appears, f"gradcanary: {found}: {page}"]

@@ -177,7 +177,8 @@ def test_the_page_of_the_run_is_printed_once_and_a_closed_stderr_is_no_fault(col
     with gradcanary.watch(training.model, training.optimizer, run="named") as watch:
         training.steps(3)
     assert capsys.readouterr().err == (
-        f"gradcanary: watching SGD, 4 parameters (4 float32), K = 1 per step, summed in 4 float32: {watch.url}\n"
+        "gradcanary: watching SGD, 4 parameters (4 float32), K = 1 micro-step per step, summed in 4 float32: "
+        f"{watch.url}\n"
     )
     closed = io.StringIO()
     closed.close()

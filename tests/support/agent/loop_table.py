@@ -1,4 +1,4 @@
-"""The table of training loops in docs/reference/training-loops.md, of the ``loop`` marks of tests: ``make loops``.
+"""The table of training loops in docs/reference/training-loops.md, made from the ``loop`` marks of tests.
 
 Of the marks with the same name one at most has more words than that; the others only add a test to the row.
 """
@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.documents import between
+
 TESTS = Path(__file__).parents[2]
 FOLDERS = ("component/agent", "acceptance/trainings")
 DOCUMENT = TESTS.parent / "docs" / "reference" / "training-loops.md"
-BEGIN, END = "<!-- from here: make loops -->\n", "<!-- to here -->\n"
+BEGIN, END = "<!-- from here: make generated -->\n", "<!-- to here -->\n"
 
 
 @dataclass
@@ -60,11 +62,9 @@ def table() -> str:
     return head + "".join(loop.row() for loop in loops().values())
 
 
-def written(text: str) -> str:
-    """Return the document with the table as it should be."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+def complete(text: str) -> str:
+    """Return the document with the table between its two marks."""
+    return between(text, BEGIN, END, table())
 
 
 def _marks(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -72,7 +72,3 @@ def _marks(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.loop":
             (name,) = map(ast.literal_eval, node.args)
             yield name, {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8")), "utf-8")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,13 +178,6 @@ class Runner:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(TESTS),
         }
-
-
-def _problems(api: httpx.Client, training: Training) -> Iterator[str]:
-    incidents = api.get("/incidents", params={"run": training.run}).json()["incidents"]
-    found = {each["rule"] for each in incidents if each["severity"] != "information"}
-    if found != training.finds:
-        yield f"{training.run} has incidents of {sorted(found)}, not of {sorted(training.finds)}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:

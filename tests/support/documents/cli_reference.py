@@ -1,7 +1,6 @@
-"""Makes docs/reference/cli.md from the parser: ``python tests/support/documents/cli_reference.py --write``."""
+"""docs/reference/cli.md, made from the parser."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ HEAD = """\
 
 `gradcanary COMMAND --help` prints the same. Commands that ask a collector take `--url` and `--token`, or
 `GRADCANARY_URL` and `GRADCANARY_TOKEN` ([settings](environment.md)). Exit status: 0 fine, 1 failed, 2 wrong arguments.
-Made from the parser by `python tests/support/documents/cli_reference.py --write`.
+Made from the parser by `make generated`.
 """
 
 
@@ -72,10 +71,3 @@ def _filled(action: argparse.Action) -> str:
 def _sentence(text: str) -> str:
     text = f"{text[:1].upper()}{text[1:]}"
     return text if text.endswith((".", "?")) or not text else f"{text}."
-
-
-if __name__ == "__main__":
-    if "--write" in sys.argv:
-        DOCUMENT.write_text(page(), "utf-8")
-    else:
-        print(page())

@@ -1,19 +1,19 @@
-"""Makes the causes and fixes in docs/runbooks: ``python tests/support/documents/runbooks.py --write``.
+"""The causes and fixes in docs/runbooks.
 
 A runbook has words of its own above two marks; what is between them comes from ``gradcanary.remedies``, which the
 incidents use as well.
 """
 
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gradcanary import remedy_texts
 from gradcanary.remedies import CAUSES, FRAMEWORKS, TEXTS, WORDS
+from support.documents import between
 
 FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
-BEGIN, END = "<!-- causes and fixes: python tests/support/documents/runbooks.py --write -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- causes and fixes: make generated -->\n", "<!-- end -->\n"
 BACK = "go back to a checkpoint before that step"
 
 SETTINGS = ("weight_decay", "rate_with_decay", "momentum", "rate_rose")
@@ -66,11 +66,7 @@ CAUSES_OF_RULES = {
 
 def complete(rule: str, text: str) -> str:
     """Return a runbook with the causes and fixes of its rule between the marks; raises ValueError without marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the runbook of {rule} has not both marks: {BEGIN.strip()} and {END.strip()}")
-    return before + begin + "\n".join(_lines(CAUSES_OF_RULES[rule])) + "\n" + end + after
+    return between(text, BEGIN, END, "\n".join(_lines(CAUSES_OF_RULES[rule])) + "\n")
 
 
 def _lines(causes: Sequence[str]) -> Iterator[str]:
@@ -113,13 +109,3 @@ def _with_back(text: str) -> str:
 def _item(mark: str, text: str) -> list[str]:
     rest = " " * len(mark)
     return textwrap.wrap(text, 110, initial_indent=mark, subsequent_indent=rest, break_on_hyphens=False)
-
-
-if __name__ == "__main__":
-    for name in CAUSES_OF_RULES:
-        page = FOLDER / f"{name}.md"
-        made = complete(name, page.read_text("utf-8"))
-        if "--write" in sys.argv:
-            page.write_text(made, "utf-8")
-        else:
-            print(made)

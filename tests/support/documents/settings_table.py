@@ -1,10 +1,9 @@
-"""Makes docs/reference/environment.md from the code: ``python tests/support/documents/settings_table.py --write``.
+"""docs/reference/environment.md, made from the code.
 
 Names, defaults and allowed values come from the code; what a variable is for is written here.
 """
 
 import re
-import sys
 from pathlib import Path
 
 from gradcanary import settings as agent
@@ -20,7 +19,7 @@ HEAD = """\
 
 Each is read once, when the process starts. An argument of [`watch()`](python-api.md#watch) or an option of
 `gradcanary run` comes before its variable. Options of commands: [command line](cli.md). Numbers of the rules:
-[rules.yaml](rules-yaml.md). Made from the code by `python tests/support/documents/settings_table.py --write`.
+[rules.yaml](rules-yaml.md). Made from the code by `make generated`.
 """
 
 TRAINING = {
@@ -64,7 +63,7 @@ COLLECTOR = {
     "GRADCANARY_DB_PASSWORD": "password of `--db postgresql://USER@HOST/NAME`; also `_FILE`",
     "GRADCANARY_RULES_FILE": "as `--rules`",
     "GRADCANARY_WEBHOOK_FILE": "a `--webhook` in each line",
-    "GRADCANARY_WEBHOOK_SECRET": "signs the messages of these webhooks; also `_FILE`",
+    "GRADCANARY_WEBHOOK_SECRET": "signs their messages: `whsec_` and base64 of 16 to 128 bytes; also `_FILE`",
     "GRADCANARY_WEBHOOK_NETWORKS": "private networks that endpoints made over HTTP may reach",
     "GRADCANARY_NOTIFY_FILE": "a `--notify` in each line",
     "GRADCANARY_RAW_DAYS": "days for which single samples are kept; without it as long as the run",
@@ -137,10 +136,3 @@ def _table(rows: list[tuple[str, str, str, str]]) -> str:
     lines = [" | ".join((f"`{name}`", text, default, allowed)) for name, text, default, allowed in rows]
     head = "| variable | is | default | allowed |\n|---|---|---|---|\n"
     return head + "".join(f"| {line} |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    if "--write" in sys.argv:
-        DOCUMENT.write_text(page(), "utf-8")
-    else:
-        print(page())

@@ -117,6 +117,23 @@ def without_files(asked: dict[str, object]) -> bool:
         return request.read_message(door)["run"] == asked["settings"]["run"]
 
 
+def on_a_slow_disk(folder: Path) -> str | None:
+    """Return the run that it joins while a busy disk takes a second to remove the request's file."""
+    asked = asked_for(folder, "slow")
+    unlink = os.unlink
+
+    def busy(path: str) -> None:
+        unlink(path)
+        time.sleep(1)
+
+    os.unlink = busy
+    enter(asked)
+    until((Path(asked["folder"]) / "answer").exists)
+    os.unlink = unlink
+    left = told(asked, "detach")
+    return left and left["detached"]
+
+
 def interrupted(folder: Path) -> None:
     """A Ctrl-C that falls into the moment in which hooks are put on leaves none."""
     from gradcanary.tracking.optimizers import Hooks
@@ -176,6 +193,7 @@ def main(folder: Path) -> None:
     until((Path(folderless["folder"]) / "socket").exists)
     seen["without a folder"] = told(folderless, "detach")["detached"]
     bootstrap.write_answer = answer
+    seen["on a slow disk"] = on_a_slow_disk(folder)
     interrupted(folder)
     print(json.dumps(seen))
 

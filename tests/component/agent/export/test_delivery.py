@@ -364,6 +364,33 @@ def test_alerts_come_once_on_the_sender_thread_and_their_errors_stay_there(caplo
     assert caplog.text.count("on_alert failed") == 1
 
 
+def test_incidents_are_told_on_stderr_once_as_they_open_grow_worse_and_are_over(capsys):
+    quiet = (
+        {**brief(5, "warning"), "muted": True},
+        brief(6, "information"),
+        {**brief(8, "critical"), "acknowledged": True},
+    )
+    told = {"now": (*quiet, brief(7, "warning"))}
+    with collector_that(lambda _: Says(body=reply(told["now"]))) as collector:
+        training = Training()
+        watch = gradcanary.watch(training.model, training.optimizer, url=collector.url)
+        for now in ((brief(7, "warning"),), (brief(7, "critical"), brief(9, "warning")), (brief(9, "warning"),)):
+            training.steps(5)
+            until(lambda: [each.id for each in watch.incidents] == [each["id"] for each in told["now"]])
+            told["now"] = now
+        training.steps(5)
+        until(lambda: [each.id for each in watch.incidents] == [9])
+        told["now"] = ()  # as in the reply to the end, which closes them
+        watch.close()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "#" in line]
+    assert [line.partition(":")[2].split(": ")[0] for line in lines] == [
+        " collapse (warning, #7)",
+        " collapse (critical, #7)",
+        " collapse (warning, #9)",
+        " collapse (#7) is over. " + brief(7)["url"],
+    ]
+
+
 def test_an_incident_sets_a_flag_to_poll(monkeypatch):
     """Not the one that was open before, and not once it is acknowledged; the reason stays when the watch ends."""
     monkeypatch.setenv("GRADCANARY_STOP_ON", "critical")

@@ -74,7 +74,9 @@ def test_metrics_of_runs_and_rules(served):
     before = samples(served)
     assert before["gradcanary_database_up",] == 1
     loops = {key[1] for key in before if key[0] == "gradcanary_loop_lag_seconds"}
-    assert loops - {"checkpointer"} == {"compactor", "dispatcher", "watchdog"}, "SQLite has one more"
+    assert loops - {"checkpointer", "nodes"} == {"compactor", "dispatcher", "watchdog"}, (
+        "SQLite and Citus have one more"
+    )
     sick = send(served, "sick", collapsed(200, 8, (0, 2, 4), 120))
     send(served, "well", healthy(10, 4))
     done = send(served, "done", collapsed(200, 8, (3,), 120))

@@ -1,6 +1,7 @@
 """A collector that asks for tokens, and one that does not: who gets what over HTTP. On both databases."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -423,6 +424,25 @@ def test_a_store_that_is_away_is_no_reason_to_sign_out(app, monkeypatch):
     monkeypatch.setattr(gate.token_cache, "load", away)
     answer = app.get("/api/v1/runs", headers={"authorization": "Bearer gc_read_x"})
     assert (code(answer), answer.headers["retry-after"]) == ((503, "unavailable"), "2")
+
+
+def test_metrics_say_that_the_store_is_away_to_a_token_that_was_valid(app, made, monkeypatch):
+    services = app.app.state.services
+    reader, sender = made("read"), made("ingest")
+
+    @contextlib.contextmanager
+    def away():
+        raise StoreUnavailable("The database restarts.")
+        yield
+
+    assert "gradcanary_database_up 1.0" in app.get("/metrics", headers=reader).text
+    services.gate.token_cache.invalidate()
+    monkeypatch.setattr(services.database, "read", away)
+    answer = app.get("/metrics", headers=reader)
+    assert (answer.status_code, "gradcanary_database_up 0.0" in answer.text) == (200, True)
+    assert code(app.get("/metrics", headers=sender)) == (403, "forbidden")
+    assert code(app.get("/metrics", headers={"authorization": "Bearer gc_read_x"})) == (503, "unavailable")
+    assert code(app.get("/api/v1/runs", headers=reader)) == (503, "unavailable")
 
 
 def test_every_answer_says_what_browsers_may_do_with_it(app, admin):

@@ -338,6 +338,31 @@ def test_a_store_is_used_once_a_collector_has_had_it_open(empty_url):
         assert commands.is_used(empty_url)
 
 
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [("0001", "The tables are of revision 0001, and"), ("9999", r"by a newer gradcanary \(revision 9999; here is")],
+)
+def test_a_store_of_another_version_is_left_alone(archive, make, found, says):
+    make(name="ada")
+    with archive.database.write() as connection:
+        before = maintenance.revision(connection)
+        connection.execute(text("UPDATE alembic_version SET version_num = :found"), {"found": found})
+    try:
+        for asks in (
+            lambda: commands.list_tokens(archive.url, print),
+            lambda: commands.revoke_token(archive.url, 1, print),
+            lambda: commands.create_token(archive.url, "admin", "bob", None, print, print),
+            lambda: commands.is_used(archive.url),
+        ):
+            with pytest.raises(CollectorError, match=says):
+                asks()
+    finally:
+        with archive.database.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = :before"), {"before": before})
+    with archive.database.read() as connection:
+        assert [(each.name, each.revoked) for each in tokens.all_tokens(connection)] == [("ada", None)]
+
+
 def test_the_first_token_makes_the_store(empty_url):
     said = []
     for asks in (

@@ -33,6 +33,15 @@ def test_a_brief_has_what_to_do_first(store):
     assert "\n" not in found.do_first
 
 
+def test_a_brief_says_that_its_rule_sends_no_messages(store):
+    store.record(fired(0))
+    assert [brief_of(store, Briefs(URL, frozenset(muted))).muted for muted in ((), {"frozen"}, {"collapse"})] == [
+        False,
+        False,
+        True,
+    ]
+
+
 def test_texts_are_composed_once_for_each_change(store):
     briefs, statements = Briefs(URL), []
     store.record(fired(0))

@@ -184,7 +184,7 @@ def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(archive, mon
     post(archive, 0, 1, batches[1])
     archive.compactor.compact()
     with archive.database.read() as connection:
-        joined = (session.c.session == batch.c.session) & (session.c.rank == 1)
+        joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session) & (session.c.rank == 1)
         assert connection.execute(select(func.count()).select_from(batch).join(session, joined)).scalar_one() == 1
     assert ranks(archive)[0] == 1
     assert post(archive, 1, 0, fault(made.layers)).status == "duplicate"

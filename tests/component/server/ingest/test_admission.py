@@ -47,12 +47,13 @@ def test_a_team_that_keeps_a_collector_busy_is_asked_for_fewer_batches_until_it_
     assert Team(50, 4.0).run(3) == [0.0] * 3
     assert Team(100, 5.0).run(4) == [1.0] * 4
     assert Team(200, 5.0).run(4) == [1.0, 2.0, 2.0, 2.0]
+    assert Team(200, 9.0).run(5) == [1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-@pytest.mark.parametrize(("trainings", "asked"), [(100, 1.0), (200, 2.0)])
-def test_send_intervals_are_spread(trainings, asked):
-    team = Team(trainings, 5.0)
-    assert team.run(5)[-1] == asked
+@pytest.mark.parametrize(("trainings", "each_ms", "asked"), [(100, 5.0, 1.0), (200, 5.0, 2.0), (200, 9.0, 4.0)])
+def test_send_intervals_are_spread(trainings, each_ms, asked):
+    team = Team(trainings, each_ms)
+    assert team.run(6)[-1] == asked
     assert set(team.sent[-8:]) == {trainings * OWN_INTERVAL_S / asked}
 
 
@@ -80,7 +81,7 @@ def test_workers_that_share_cores_are_busy_with_their_part_of_them():
 @example(141, 2.49, 0.0)
 def test_back_pressure_settles(trainings, each_ms, others):
     team = Team(trainings, each_ms, others)
-    *_, before, last = team.run(5)
+    *_, before, last = team.run(6)
     assert before == last
     assert last == 0.0 or team.share() >= IDLE
     assert last in SEND_INTERVALS_S

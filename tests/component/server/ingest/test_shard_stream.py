@@ -156,7 +156,7 @@ def step(archive):
 
 def waiting(archive):
     with archive.database.read() as connection:
-        joined = (session.c.session == batch.c.session) & (session.c.rank >= 0)
+        joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session) & (session.c.rank >= 0)
         return connection.execute(select(func.count()).select_from(batch).join(session, joined)).scalar_one()
 
 

@@ -131,6 +131,10 @@ def test_an_address_is_shown_without_its_keys():
     )
     assert egress.redact_url("http://here:81/hook?key=1#x") == "http://here:81/hook?****#****"
     assert egress.redact_url("http://here/hook") == "http://here/hook"
+    assert (
+        egress.redact_url("https://a.example/api/v2/T024/aB3xyz/secret-9") == "https://a.example/api/v2/****/****/****"
+    )
+    assert egress.redact_url("https://a.example/web-hooks/x/") == "https://a.example/web-hooks/x/"
 
 
 @pytest.mark.parametrize("place", ["example.com", "example.com:port", "[example"])

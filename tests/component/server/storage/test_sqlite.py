@@ -189,9 +189,11 @@ def test_a_checkpoint_that_fails_is_told_tried_again_and_fails_no_batch(tmp_path
             eventually(lambda: "full" in checked(client))
             assert stored(client, [7]) == {"stored"}
         eventually(lambda: checked(client) == "ok")
-    told = [each for each in caplog.records if each.name == sqlite_writer.logger.name]
-    assert all("Trying again" in each.message for each in told)
-    assert 1 <= len(told) <= 3, "not each round; once more where somebody was in its way meanwhile"
+    told = [each.message for each in caplog.records if each.name == sqlite_writer.logger.name]
+    begun = ["Trying again" in message for message in told]
+    assert begun == [True, False] * (len(told) // 2), "each outage has its beginning and its end"
+    assert all("is back" in message for message in told[1::2])
+    assert 1 <= sum(begun) <= 3, "not each round; once more where somebody was in its way meanwhile"
 
 
 def _is_over(file, size):

@@ -307,6 +307,32 @@ def test_a_disk_that_takes_nothing_is_left_clean(tmp_path, monkeypatch):
     assert (box.lost, list(tmp_path.iterdir())) == (0, [])
 
 
+@pytest.mark.parametrize("heals", ["in the next outage", "at the end"])
+def test_a_disk_that_has_room_again_takes_a_spool(tmp_path, heals):
+    said, tried = [], []
+
+    def create(_: bytes, progress: Progress) -> Spool:
+        tried.append(progress)
+        if len(tried) == 1:
+            raise OSError(errno.ENOSPC, "full")
+        return spool_in(tmp_path, progress)
+
+    box = Outbox(RetryQueue(create, lambda line, **_: said.append(line)))
+    for step in range(3):
+        box.add(row(step))
+        box.move_to_queue(HELLO, ROOMY)
+    assert (len(tried), box.queue.left_in, box.queue.steps) == (1, None, 3), "one try in an outage"
+    if heals == "in the next outage":
+        while box.next_batch(ROOMY) is not None:
+            box.acked()
+        box.add(row(3))
+        box.move_to_queue(HELLO, ROOMY)
+    box.end(HELLO, b"{}")
+    assert (len(tried), said) == (2, [outbox.NO_SPOOL])
+    assert (box.queue.left_in, box.queue.steps) == (next(tmp_path.iterdir()), 1 if "outage" in heals else 3)
+    box.queue.delete()
+
+
 def test_a_batch_that_is_too_long_for_a_collector_is_cut_before_it_is_sent():
     box = Outbox(RetryQueue(None, pytest.fail))
     for step in range(64):

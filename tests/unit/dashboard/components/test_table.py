@@ -65,4 +65,4 @@ def test_the_first_column_of_each_table_is_a_name() -> None:
     for columns in (member_table.COLUMNS, difference_table.COLUMNS):
         assert columns[0].kind in NAMES
         assert not NAMES & {column.kind for column in columns[1:]}
-    assert not NAMES & {column.kind for column in layer_table.COLUMNS}
+    assert not NAMES & {column.kind for column in layer_table.COLUMNS.values()}

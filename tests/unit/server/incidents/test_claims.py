@@ -479,4 +479,4 @@ def test_several_series_are_counted_and_named() -> None:
 
 
 def test_every_template_has_a_reader() -> None:
-    assert set(MEANINGS) == set(text.WORDS)
+    assert set(MEANINGS) == set(text.WORDS), "give each template of text.WORDS the words of its claim, in MEANINGS"

@@ -50,6 +50,8 @@ def test_every_stat_of_the_parts_is_that_of_the_whole(seed, sizes, decades):
         parts.append(shard(size, NO_GRADIENT if not size else ZERO if is_zero else MEASURED, **told))
     state, values = combine_shards(parts)
     assert state[0, 0] == (MEASURED if grad.any() else ZERO)
+    told = {*stats(grad, weight, moved, shadow), "norm_ratio"}  # of which the least part counts
+    assert {*wire.STATS} == told, "a new stat is merged in shard_merge, and compared here"
     for stat, expected in stats(grad, weight, moved, shadow).items():
         assert values[stat][0, 0] == pytest.approx(expected, rel=1e-6), stat
 

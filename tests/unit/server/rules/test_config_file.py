@@ -1,54 +1,18 @@
 """rules.yaml: what it moves, and the line of every mistake."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from gradcanary_server.errors import RulesError
-from gradcanary_server.rules.config import NAMES, MetricRule, Rules, rules_from_json, rules_to_json
+from gradcanary_server.rules.config import LAYER_RULES, NAMES, MetricRule, Rules, rules_from_json, rules_to_json
 from gradcanary_server.rules.config_file import load
 
-EXAMPLE = r"""version: 1
-rules:
-  collapse: {enter: 1.0e-4, exit: 3.0e-4, evidence: [fall, siblings], fall_decades: 1.5, over_common_decades: 1.0,
-             baseline_observations: 50, siblings_min: 4, siblings_decades: 2.0, fire_after_steps: 20,
-             resolve_after_steps: 100}
-  scale_drop: {common_decades: 1.5}
-  nonfinite: {skipped_in_row: 20}
-  explosion: {ratio: 100, absmax: 1.0e+4, observations: 3, loss_ratio: 10}
-  vanished: {steady_share: 0.95, observations: 50, fire_after_steps: 20, rare_factor: 10}
-  unused: {observations: 50}
-  accumulation_loss: {error: 0.05, norm_ratio: 0.95}
-  accumulator: {warn_above: 0.01, notify: false}
-  frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
-  in_vain: {share: 0.95, steps: 100, least_lr_share: 0.1}
-  no_update: {ratio: 1.0e-7, rate_share: 0.05, apart_decades: 2.0, least_lr_share: 0.1}
-  second_moments: {notify: false}
-  fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
-  clip_before_unscale: {}
-  loss_scale: {}
-  not_optimized: {}
-  never_cleared: {}
-  silent: {after_s: 300, intervals: 10}
-  stalled: {after_s: 1800, steps: 20, pause_factor: 2}
-  crash: {}
-  metric: {}
-grace: {steps: 50, max_steps: 1000}
-layers:
-  - match: '\.k_proj\.bias$'
-    collapse: {enabled: false}
-  - match: 'lora_A'
-    collapse: {enter: 1e-5, evidence: threshold}
-metrics:
-  - match: '^clip_score$'
-    tags: {category: '.*'}
-    below: 0.25
-    falls_by: 0.2
-    observations: 3
-    severity: warning
-pace: {wait_s: 10, interval_s: 900, growth: 2, remind_s: 86400, reopen_s: 21600}
-"""
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "reference" / "rules-yaml.md").read_text("utf-8")
+EXAMPLE = DOCUMENT.partition("```yaml\n")[2].partition("```\n")[0]
 
 
 def read(tmp_path, text):
@@ -68,12 +32,28 @@ def test_the_example_loads_and_says_the_defaults(tmp_path):
         layers=rules.layers, metrics=(MetricRule("^clip_score$", {"category": ".*"}, below=0.25, falls_by=0.2),)
     )
     assert rules_from_json(rules_to_json(rules)) == rules
-    assert {*yaml.safe_load(EXAMPLE)["rules"]} == {*NAMES}
+    content = yaml.safe_load(EXAMPLE)
+    shown = {name: {*content["rules"].get(name, ())} for name in NAMES} | {
+        key: {*content[key]} for key in ("grace", "pace")
+    }
+    assert {name for name in NAMES if name not in content["rules"]} == set(), "not in the example of rules-yaml.md"
+    optional = {"enabled", "notify", "norm_below"}
+    for name, keys in shown.items():
+        assert {each.name for each in fields(getattr(rules, name))} - optional == keys - optional, name
     assert not collapse_of(rules, "blocks.1.k_proj.bias").enabled
     assert collapse_of(rules, "blocks.1.lora_A").evidence == ("threshold",)
     assert collapse_of(rules, "blocks.1.lora_A").enter == 1e-5
     assert collapse_of(rules, "blocks.1.lora_A").exit == pytest.approx(3e-5)  # keeps the ratio
     assert collapse_of(rules, "blocks.1.mlp") == rules.collapse
+
+
+def test_the_document_names_what_layers_may_have_and_what_not():
+    may, may_not = re.search(
+        r"about single parameters: (.*?)\. Rules and keys .*? error there,(.*?)\n\n", DOCUMENT, re.DOTALL
+    ).groups()
+    keys = {key for name in LAYER_RULES for key in getattr(Rules(), name).run_wide}
+    assert {*re.findall(r"`(\w+)`", may)} == {*LAYER_RULES}
+    assert {*re.findall(r"`(\w+)`", may_not)} == {*NAMES} - {*LAYER_RULES} | keys
 
 
 def test_layers_have_their_own_numbers_of_every_rule_of_layers(tmp_path):

@@ -1,24 +1,11 @@
-"""What is said of each rule: the numbers in force, every kind of evidence, the same in docs/reference/rules.md."""
+"""What is said of each rule: the numbers in force, every kind of evidence."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from gradcanary_server.rules import signals
 from gradcanary_server.rules.config import NAMES, Collapse, Rules, Silent
 from gradcanary_server.rules.descriptions import describe
 from gradcanary_server.rules.types import SEVERITIES
-
-DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "rules.md"
-
-
-def table() -> str:
-    """Return the table of docs/reference/rules.md: the first case of a rule has its name."""
-    lines = ["| rule | fires when | severity |", "|---|---|---|"]
-    for name, described in describe(Rules()).items():
-        for place, case in enumerate(described["cases"]):
-            head = f"{name}<br>{described['means']}" if place == 0 else ""
-            lines.append(f"| {head} | {case['when']} | {case['severity']} |")
-    return "\n".join(lines)
 
 
 def whens(rules: Rules, name: str) -> str:
@@ -48,7 +35,3 @@ def test_only_the_evidence_that_counts_is_described() -> None:
     ]
     assert "siblings" not in whens(replace(Rules(), collapse=Collapse(evidence=("fall",))), "collapse")
     assert "L2 norm" not in whens(Rules(), "collapse")
-
-
-def test_the_document_has_the_same_words() -> None:
-    assert table() in DOCUMENT.read_text("utf-8")

@@ -103,7 +103,7 @@ def test_all_states_survive_a_restart():
 
 @pytest.mark.parametrize("raw", [b"", b"\1", struct.pack("<HI", 99, 0)])
 def test_a_state_of_another_version_is_a_clear_error(raw):
-    with pytest.raises(StoreError, match="another version"):
+    with pytest.raises(StoreError, match="another version of its format"):
         RuleState.unpack(raw)
 
 

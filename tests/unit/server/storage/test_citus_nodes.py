@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradcanary_server.storage.citus_nodes import Away, Node, hash_ids
+from gradcanary_server.storage.citus_nodes import Away, Node, Shards, hash_ids
 
 HASHES = {
     0: -272711505,
@@ -21,8 +21,7 @@ def test_ids_are_hashed_as_citus_does():
 
 
 def test_a_run_is_lost_with_the_node_of_its_shard():
-    away = Away(
-        (Node(2, "10.0.0.2", 5432),), np.array([-1, 2**30, 2**31 - 1], np.int32), np.array([False, True, False])
-    )
+    shards = Shards(np.array([-1, 2**30, 2**31 - 1], np.int32), np.array([1, 2, 1], np.int32))
+    away = Away((Node(2, "10.0.0.2", 5432),), shards)
     assert away.holds(list(HASHES)).tolist() == [0 <= each <= 2**30 for each in HASHES.values()]
     assert away.holds([]).tolist() == []

@@ -42,6 +42,7 @@ def test_most_weights_stand_still_and_the_loss_with_them():
     assert {(change.severity, change.evidence, change.since_step) for change in found} == {("critical", "rounded", 50)}
     assert min(change.step for change in found) == 150
     assert [change.value for change in found] == pytest.approx([0.98] * LAYERS)
+    assert {(change.baseline, change.siblings) for change in found} == {(None, None)}, "those are of gradients"
 
 
 def test_clipping_is_told_with_it():

@@ -1,13 +1,14 @@
-"""Makes the tree of modules in docs/contributing/server.md: ``python tests/support/server_tree.py --write``."""
+"""The tree of modules in docs/contributing/server.md."""
 
 import ast
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.documents import between
+
+ROOT = Path(__file__).parents[3]
 SERVER = ROOT / "server" / "gradcanary_server"
 DOCUMENT = ROOT / "docs" / "contributing" / "server.md"
-BEGIN, END = "<!-- tree: python tests/support/server_tree.py --write -->\n", "<!-- end of the tree -->\n"
+BEGIN, END = "<!-- tree: make generated -->\n", "<!-- end of the tree -->\n"
 
 
 def render_tree() -> str:
@@ -16,11 +17,9 @@ def render_tree() -> str:
     return "```\n" + "\n".join(_folder(folder) for folder in folders) + "```\n"
 
 
-def with_tree(text: str) -> str:
+def complete(text: str) -> str:
     """Return a document with the present tree between its two marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    return before + BEGIN + render_tree() + end + after
+    return between(text, BEGIN, END, render_tree())
 
 
 def _folder(folder: Path) -> str:
@@ -34,7 +33,3 @@ def _folder(folder: Path) -> str:
 def _first_line(path: Path) -> str:
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return docstring.partition("\n")[0]
-
-
-if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    DOCUMENT.write_text(with_tree(DOCUMENT.read_text("utf-8")), "utf-8")
