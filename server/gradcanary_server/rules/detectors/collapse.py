@@ -48,6 +48,10 @@ of two proves less than a quarter of all. In healthy models it was 1.8 decades u
 plain layers lost their gradient with depth."""
 
 
+STEADY, OTHERS = [signals.FALL, signals.SIBLINGS], [signals.THRESHOLD, signals.LATE, signals.STRAIGHT, signals.FOLLOWS]
+"""Evidence with which a layer may fire for hours without any change, and the other kinds."""
+
+
 class CollapseDetector(Detector):
     """Votes about layers that are low, after the common fall is known."""
 
@@ -62,26 +66,38 @@ class CollapseDetector(Detector):
             self.eventful = any_layer(self._vote_by_threshold(context.batch))
 
     def is_active(self) -> bool:
-        return bool(self.state.scores.score[signals.COLLAPSE].any())
+        """Return True unless the only counts are full ones of STEADY evidence, as in most steps of a sick training."""
+        scores = self.state.scores
+        counts, firing = scores.score[STEADY], scores.firing[STEADY]
+        is_full = firing & (counts == self.state.resolve_after)
+        return bool(((counts > 0) & ~is_full).any() or scores.score[OTHERS].any())
 
     def quiet_rows(self, span: Span) -> int:
-        if not span.is_comparable or not self.context.low[span.begin : span.end].any():
+        """Return the first rows without a vote that would move a score; those of layers that fire are full."""
+        low, firing = self.context.low[span.begin : span.end], self.state.scores.firing[:, self.config.columns]
+        fires = firing[STEADY].any(axis=0)
+        if not span.is_comparable or not (low.any() or fires.any()):
             return len(span)
         falls, steps = span.falls, span.samples.steps
         common_fall, may_vote = np.full((len(steps), 1), np.nan), np.zeros(len(steps), np.bool_)
         if span.is_watched:
             common_fall = self._by_layer(*find_common_falls(falls, self.config, self.context.own_loss))
             may_vote = any_layer(np.isinf(common_fall))  # ``zero_counts`` is exact only for single steps
-        may_vote |= any_layer(self._vote_by_fall(falls, common_fall))
         siblings = self._sibling_levels(falls.sample, grace_over=span.grace_over)
-        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, siblings))
+        may_vote |= any_layer(self._vote_by_fall(falls, common_fall) * ~firing[signals.FALL])
+        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, siblings) * ~firing[signals.SIBLINGS])
         may_vote |= any_layer(self._vote_by_lateness(falls, steps))
+        if fires.any():
+            may_vote |= any_layer(fires & (falls.sample.absmax > self.config.exit))
+            follows = self._may_follow(falls, common_fall)
+            may_vote |= any_layer(follows & ~firing[signals.FALL] & bool(firing[signals.FALL].any()))
         return first_true(may_vote)
 
     def skip(self, span: Span) -> None:
         rows = slice(span.begin, span.end)
         low, is_measured, at = self.context.low[rows], self.context.batch.is_measured[rows], self.config.at
-        self.state.below_threshold[at] = _last_measured(low, is_measured, self.state.below_threshold[at])
+        fires = self.state.scores.firing[signals.COLLAPSE][:, self.config.columns].any(axis=0)
+        self.state.below_threshold[at] = _last_measured(low, is_measured, self.state.below_threshold[at]) & ~fires
         if self._weight_norms is not None:
             self.state.weights.observe(self.config.columns, self._weight_norms[rows])
 
@@ -180,13 +196,19 @@ class CollapseDetector(Detector):
         """
         sample, state, config = falls.sample, self.state, self.config
         firing = state.scores.firing[:, config.columns]
-        may_follow = state.activity.was_dense[config.columns] & ~falls.zero_counts & ~firing[signals.MISSED].any(axis=0)
-        with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
-            fell = (falls.decades >= config.fall) & (falls.decades - common_fall >= config.over_common)
-        fell &= (sample.absmax < config.enter) & may_follow & ~firing[signals.FALL]
+        fell = self._may_follow(falls, common_fall) & ~firing[signals.FALL]
+        fell &= ~falls.zero_counts & ~firing[signals.MISSED].any(axis=0)
         if fell.any() and firing[signals.FALL].any():
             return self._votes(fell & config.beside(firing[signals.FALL]), sample, config.by_fall)
         return self._votes(np.zeros_like(fell), sample, config.by_fall)
+
+    def _may_follow(self, falls: Falls, common_fall: Floats) -> Mask:
+        """Return the low layers that fell and were dense when the first one did."""
+        with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
+            fell = (falls.decades >= self.config.fall) & (falls.decades - common_fall >= self.config.over_common)
+        dense = self.state.activity.was_dense[self.config.columns]
+        may_follow: Mask = fell & (falls.sample.absmax < self.config.enter) & dense
+        return may_follow
 
     def _vote_by_siblings(self, falls: Falls, common_fall: Floats, siblings: Floats) -> Votes:
         """Vote +1 where a layer is low and far under the level of its ``siblings``, without a fall of its own.

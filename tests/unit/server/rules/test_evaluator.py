@@ -59,13 +59,28 @@ converging = st.builds(
 )
 
 
+@st.composite
+def sick(draw):
+    """Layers that fall and stay low for long, others that follow later or come back, and zeros now and then."""
+    rows, seed = draw(st.integers(40, 160)), draw(st.integers(0, 9))
+    random, absmax = np.random.default_rng(seed), healthy(rows, LAYERS, seed)
+    for layer in draw(st.sets(st.integers(0, LAYERS - 1), min_size=1, max_size=4)):
+        begin = draw(st.integers(10, rows - 1))
+        end = draw(st.integers(begin + 1, rows) | st.just(rows))
+        absmax[begin:end, layer] *= draw(st.sampled_from([1e-4, 1e-3, 3e-3]))
+        absmax[random.random(rows) < draw(st.sampled_from([0, 0, 0.05, 0.3])), layer] *= draw(st.sampled_from([0, 30]))
+    every = draw(st.sampled_from([1, 10]))
+    weights = np.full((rows, LAYERS), 3.0) * np.linspace(1, draw(st.sampled_from([1, 0.01])), rows)[:, None]
+    return Trace(absmax, every=every, loss=1 + random.random(rows * every) / 9, values={"weight_norm": weights})
+
+
 seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), st.integers(0, 2**32 - 1))
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(
-    st.lists(traces() | quiet | seldom | converging, min_size=1, max_size=3),
+    st.lists(traces() | quiet | seldom | converging | sick(), min_size=1, max_size=3),
     launches,
     rules,
     st.lists(st.sampled_from([5, 12, 40]), min_size=3),
