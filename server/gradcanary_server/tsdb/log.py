@@ -5,13 +5,14 @@ the last byte; text for which that is impossible is stored as it came.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pybase64
 from numpy.typing import NDArray
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, select, tuple_
 
 from gradcanary_server.caches import Cache, split_cache_budget
 from gradcanary_server.storage.database import Record
@@ -83,6 +84,9 @@ def _decode(text: bytes) -> bytes | None:
     return column if pybase64.b64encode(column) == text else None
 
 
+_TOGETHER = 16
+"""Bodies that one statement reads, each up to 4 MB."""
+
 _OF_RUN = (
     select(batch.c.session, batch.c.seq, batch.c.launch_no, session.c.layer_sets)
     .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
@@ -120,10 +124,24 @@ class BatchLog:
         self._sets = sets
         self._decoded: Cache[tuple[int, str, int], Columns] = Cache(cache_bytes, Columns.nbytes)
 
-    def read_run(self, connection: Connection, run_id: int) -> list[LoggedBatch]:
-        """Return the batches of primary sessions of a run that are not wholly in tiles, by launch and seq."""
-        rows = connection.execute(_OF_RUN, {"run_id": run_id}).all()
-        return [self.read(connection, run_id, row, row.layer_sets) for row in rows]
+    def read_run(
+        self, connection: Connection, run_id: int, begin: int | None = None, end: int | None = None
+    ) -> list[LoggedBatch]:
+        """Return the batches of primary sessions of a run that are not wholly in tiles, by launch and seq.
+
+        Only those with a step from ``begin`` to ``end``, both included, None = no bound.
+        """
+        query = _OF_RUN if begin is None else _OF_RUN.where(batch.c.last_step >= begin)
+        query = query if end is None else query.where(batch.c.first_step <= end)
+        rows, found = connection.execute(query, {"run_id": run_id}).all(), []
+        for first in range(0, len(rows), _TOGETHER):
+            some = rows[first : first + _TOGETHER]
+            decoded = self._decode(connection, run_id, [(row.session, row.seq) for row in some])
+            found += [
+                self._with_layers(connection, run_id, row, row.layer_sets, columns)
+                for row, columns in zip(some, decoded, strict=True)
+            ]
+        return found
 
     def read_session(self, connection: Connection, row: Record, most: int, most_bytes: int) -> list[LoggedBatch]:
         """Return up to ``most`` batches of a session, given its row, up to the one that reaches ``most_bytes``."""
@@ -143,12 +161,25 @@ class BatchLog:
 
     def read(self, connection: Connection, run_id: int, key: BatchKey, layer_sets: str) -> LoggedBatch:
         """Return a batch, given the layer sets of its session; it must be committed, because it is cached."""
-        columns = self._decoded.get((run_id, key.session, key.seq))
-        if columns is None:
-            where = (batch.c.run_id == run_id) & (batch.c.session == key.session) & (batch.c.seq == key.seq)
-            body = connection.execute(select(batch.c.body).where(where)).scalar_one()
-            columns = tsdb_batch.decode_batch(tsdb_batch.parse_batch(decompress_body(body)))
-            self.cache((run_id, key.session, key.seq), columns)
+        (columns,) = self._decode(connection, run_id, [(key.session, key.seq)])
+        return self._with_layers(connection, run_id, key, layer_sets, columns)
+
+    def _decode(self, connection: Connection, run_id: int, keys: Sequence[tuple[str, int]]) -> list[Columns]:
+        """Return batches by session and seq; bodies of those that are not cached are read with one statement."""
+        found = {key: self._decoded.get((run_id, *key)) for key in keys}
+        missing = [key for key, columns in found.items() if columns is None]
+        if missing:
+            query = select(batch.c.session, batch.c.seq, batch.c.body).where(
+                batch.c.run_id == run_id, tuple_(batch.c.session, batch.c.seq).in_(missing)
+            )
+            for name, seq, body in connection.execute(query):
+                found[name, seq] = columns = tsdb_batch.decode_batch(tsdb_batch.parse_batch(decompress_body(body)))
+                self.cache((run_id, name, seq), columns)
+        return [columns for columns in found.values() if columns is not None]
+
+    def _with_layers(
+        self, connection: Connection, run_id: int, key: BatchKey, layer_sets: str, columns: Columns
+    ) -> LoggedBatch:
         layer_set = self._sets.find(connection, run_id, layer_sets, columns.layer_set)
         return LoggedBatch(key.launch_no, key.session, key.seq, layer_set.numbers, columns)
 

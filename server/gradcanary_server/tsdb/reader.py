@@ -70,7 +70,7 @@ class Reader:
         """
         streams = _sample_streams(connection, run_id)
         logged: dict[tuple[int, int], list[LoggedBatch]] = {}
-        for batch in self._sampled_batches(connection, run_id):
+        for batch in self._sampled_batches(connection, run_id, begin, end):
             logged.setdefault((batch.launch_no, batch.columns.every), []).append(batch)
         segments = []
         for visible in _visible_ranges(connection, run_id, begin, end, overlapping=overlapping):
@@ -169,8 +169,11 @@ class Reader:
             latest += _last_samples(batches, missing)
         return latest
 
-    def _sampled_batches(self, connection: Connection, run_id: int) -> list[LoggedBatch]:
-        return [batch for batch in self.log.read_run(connection, run_id) if len(batch.columns.steps)]
+    def _sampled_batches(
+        self, connection: Connection, run_id: int, begin: int | None = None, end: int | None = None
+    ) -> list[LoggedBatch]:
+        logged = self.log.read_run(connection, run_id, begin, end)
+        return [batch for batch in logged if len(batch.columns.steps)]
 
     def _latest_sealed(self, connection: Connection, run_id: int, stream: SampleStream) -> list[LoggedBatch]:
         batches: list[LoggedBatch] = []
