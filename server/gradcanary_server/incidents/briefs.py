@@ -75,7 +75,8 @@ class Briefs:
         keys = zip(revisions, rows, strict=True)
         summaries = {key: known.summaries.get(key) or text.current_summary(connection, row) for key, row in keys}
         worst = sorted(rows, key=lambda row: (RANKS[row["severity"]], row["incident_id"]), reverse=True)
-        details = load_details(connection, [row["incident_id"] for row in worst[:MAX_ADVISED]], is_brief=True)
+        advised = [row["incident_id"] for row in worst[:MAX_ADVISED]]
+        details = load_details(connection, advised, run_id=run_id, is_brief=True)
         advice = {detail.id: detail.explanation.do_first for detail in details}
         return self._texts.keep(run_id, Texts(summaries, advice))
 

@@ -83,16 +83,19 @@ def load_details(
     incident_ids: Sequence[int],
     hidden: frozenset[int | None] = frozenset(),
     *,
+    run_id: int | None = None,
     is_brief: bool = False,
 ) -> list[IncidentDetail]:
     """Return the details of incidents in this order, without those that do not exist.
 
     ``hidden`` members are left out; a sentence counts them. ``is_brief`` leaves out layers that are not members if no
-    text depends on them: they are most of the rows. Composes missing summaries, so of writing transactions only the
-    deletion of a run may call this.
+    text depends on them: they are most of the rows. Incidents of one run come with ``run_id``: a cluster asks only its
+    node then, also if another one hangs. Composes missing summaries, so of writing transactions only the deletion of a
+    run may call this.
     """
     query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
+    query = query if run_id is None else query.where(incident.c.run_id == run_id)
     rows = {row["incident_id"]: row for row in connection.execute(query).mappings()}
     all_layers: dict[int, dict[int, LayerInfo]] = {}
     details = []
@@ -100,11 +103,11 @@ def load_details(
         if incident_id not in rows:
             continue
         row = rows[incident_id]
-        run_id = row["run_id"]
-        members = repository.load_members(connection, run_id, incident_id)
-        if run_id not in all_layers and (not is_brief or hidden or _needs_all_layers(row, members)):
-            all_layers[run_id] = _layers(connection, run_id)
-        layers = all_layers.get(run_id) or _layers(connection, run_id, members)
+        number = row["run_id"]
+        members = repository.load_members(connection, number, incident_id)
+        if number not in all_layers and (not is_brief or hidden or _needs_all_layers(row, members)):
+            all_layers[number] = _layers(connection, number)
+        layers = all_layers.get(number) or _layers(connection, number, members)
         layers = layers | _series(row) if row["rule"] == metric_detector.RULE else layers
         details.append(_detail(connection, row, members, layers, hidden))
     return details

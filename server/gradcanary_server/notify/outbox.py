@@ -415,7 +415,7 @@ def _delivery_from_row(row: RowMapping) -> Delivery:
 
 
 def _draft(connection: Connection, step: Enqueue, public_url: str, now: float) -> Draft:
-    [loaded] = detail.load_details(connection, [step.key.incident_id], step.hidden)
+    [loaded] = detail.load_details(connection, [step.key.incident_id], step.hidden, run_id=step.key.run_id)
     body = payload.build_payload(loaded, step.due.kind, step.key.version, public_url, now)
     return Draft(step, body, loaded.incident.severity, loaded.incident.reopened)
 
