@@ -53,8 +53,13 @@ NODE_SETTINGS = {
     "statement_timeout": "30s",
     "idle_in_transaction_session_timeout": "60s",
     "citus.node_connection_timeout": "2s",
+    "citus.max_adaptive_executor_pool_size": "1",
 }
-"""Of connections between nodes, to which a session's settings do not go; as storage/postgresql.py has them."""
+"""Of connections between nodes, to which a session's settings do not go; as storage/postgresql.py has them.
+
+And how many of them to a node one list may use. Of Citus' 16 all but one are opened for it and closed after it: with six
+readers that cost a third of the time of two cores (docs/results/scaling.md).
+"""
 
 _EXTENSION = text("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
 _COORDINATOR = text("SELECT 1 FROM pg_dist_node WHERE groupid = 0")

@@ -190,4 +190,5 @@ def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):
         f"ALTER DATABASE {name} SET statement_timeout = '30s'",
         f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '60s'",
         f"ALTER DATABASE {name} SET citus.node_connection_timeout = '2s'",
+        f"ALTER DATABASE {name} SET citus.max_adaptive_executor_pool_size = '1'",
     }

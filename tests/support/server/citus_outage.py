@@ -144,6 +144,9 @@ def faults_of(given: argparse.Namespace) -> list[str]:
     before = [wait for told in watch.acks.values() for at, wait in told if at + wait < away]
     waits = [min(wait, back - at) for name in others for at, wait in watch.acks[name] if at < back and at + wait > away]
     print(f"messages elsewhere: {len(waits)}, waited {max(waits):.2f} s at most, of all before {max(before):.2f} s")
+    worst = sorted((wait, at - away, name) for name in others for at, wait in watch.acks[name] if at < back)[-5:]
+    for wait, at, name in reversed(worst):
+        print(f"  {name} waited {wait:.2f} s from {at:+.2f} s on")
     print(f"all done {done - back:.1f} s after it was back")
     longest, statuses = watch.report(away, back)
     seen = {
