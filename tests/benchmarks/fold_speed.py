@@ -3,7 +3,8 @@
     python tests/benchmarks/fold_speed.py
 
 Batches of a healthy run are decoded and folded in turns, in one process, so that a busy machine slows both alike; the
-figures are medians. The state is packed and unpacked around each fold, as ingest does.
+figures are medians. The state is packed and unpacked around each fold, as ingest does. ``sick`` is the fold of a run of
+which a tenth of the layers has fallen and stays low, beside that of the healthy one.
 """
 
 import base64
@@ -23,7 +24,11 @@ from gradcanary_server.rules.types import Launch, LayerFacts
 from gradcanary_server.tsdb import batch as tsdb_batch
 
 STEPS = 32
-ROUNDS = 30
+ROUNDS, SETTLED = 30, 20
+"""Batches, and those before the ones of which the medians are: grace, baselines, and the incident of the sick run."""
+
+FALLS_AT = 12
+"""The batch from which on layers of the sick run are low."""
 
 
 @dataclass
@@ -40,10 +45,11 @@ def base64_of(array: np.ndarray) -> str:
     return base64.b64encode(array.tobytes()).decode()
 
 
-def wire_batch(first: int, layers: int, random: np.random.Generator) -> wire.Batch:
-    """A healthy batch as rank 0 sends it: absmax, norm, loss and one learning rate."""
+def wire_batch(first: int, layers: int, low: int, random: np.random.Generator) -> wire.Batch:
+    """A batch as rank 0 sends it: absmax, norm, loss and one learning rate; the first ``low`` layers have fallen."""
     steps = tuple(range(first, first + STEPS))
     absmax = (5e-3 * 10 ** random.normal(0, 0.1, (STEPS, layers))).astype("<f4")
+    absmax[:, :low] *= np.float32(1e-4)
     blocks = tuple(
         wire.Block(stat, "accumulated", steps, None, base64_of(values))
         for stat, values in (("absmax", absmax), ("norm", absmax * np.float32(3)))
@@ -72,33 +78,34 @@ def timed(act: Callable[[], object]) -> tuple[float, object]:
     return (time.perf_counter() - began) / STEPS * 1e6, result
 
 
-def measure(layers: int) -> Figures:
+def measure(layers: int, *, is_sick: bool) -> Figures:
     random, rules = np.random.default_rng(0), Rules()
     names = (f"blocks.{n // 2}.lora_{'AB'[n % 2]}" for n in range(layers))
     facts = tuple(LayerFacts(n, name, (8, 640), "float32", "Linear", 0) for n, name in enumerate(names))
     launch = Launch(1, 0, False, None, None, facts)
     packed, spent = RuleState.empty().pack(), []
     for number in range(ROUNDS):
-        batch = wire_batch(number * STEPS, layers, random)
+        low = layers // 10 if is_sick and number >= FALLS_AT else 0
+        batch = wire_batch(number * STEPS, layers, low, random)
         decode_us, columns = timed(lambda batch=batch: tsdb_batch.decode_batch(batch))
         samples = evaluation.to_samples(columns, 1)
         unpack_us, state = timed(lambda packed=packed: RuleState.unpack(packed))
         fold_us, (state, changes) = timed(lambda state=state, samples=samples: evaluate(state, launch, samples, rules))
         pack_us, packed = timed(lambda state=state: state.pack())
-        assert changes == (), "a healthy run is quiet"
+        assert len(changes) == (layers // 10 if is_sick and number == FALLS_AT else 0), "one incident, or none"
         spent.append((decode_us, fold_us, unpack_us + pack_us))
-    # The first batches are grace, in which there is less to do.
-    decode_us, fold_us, pack_us = (statistics.median(column) for column in zip(*spent[5:], strict=True))
+    decode_us, fold_us, pack_us = (statistics.median(column) for column in zip(*spent[SETTLED:], strict=True))
     return Figures(decode_us, fold_us, pack_us, len(packed) / layers)
 
 
 def main() -> None:
-    print(f"{'layers':>6} {'decode':>9} {'fold':>9} {'pack':>9}   us per step   {'fold/decode':>11} {'B/layer':>8}")
+    head = f"{'layers':>6} {'decode':>9} {'fold':>9} {'pack':>9}   us per step   "
+    print(head + f"{'fold/decode':>11} {'B/layer':>8} {'sick/healthy':>13}")
     for layers in (30, 500, 3_000):
-        found = measure(layers)
+        found, sick = (measure(layers, is_sick=is_sick) for is_sick in (False, True))
         ratio = found.fold_us / found.decode_us
         line = f"{layers:>6} {found.decode_us:>9.1f} {found.fold_us:>9.1f} {found.pack_us:>9.1f}"
-        print(f"{line}                 {ratio:>11.1f} {found.packed_bytes:>8.1f}")
+        print(f"{line}                 {ratio:>11.1f} {found.packed_bytes:>8.1f} {sick.fold_us / found.fold_us:>13.1f}")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ NODE_SETTINGS = {
 }
 """Of connections between nodes, to which a session's settings do not go; as storage/postgresql.py has them.
 
-And how many of them to a node one list may use. Of Citus' 16 all but one are opened for it and closed after it: with six
-readers that cost a third of the time of two cores (docs/results/scaling.md).
+And how many of them to a node one list may use. Of Citus' 16 all but one are opened for it and closed after it: beside
+six readers batches waited twice as long (docs/results/scaling.md).
 """
 
 _EXTENSION = text("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
