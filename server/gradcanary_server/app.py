@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import numpy.ma  # noqa: F401 -- np.unique imports it at its first call: 20 ms in the middle of a first answer
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -60,6 +61,13 @@ LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 
 STOP_S = 4.5
 """For the loops to end; a delivery under way has 3 s of it."""
+
+CLUSTER_THREADS = 2
+"""Of requests on a cluster, but for messages of agents, which have their own. All threads share one interpreter: with the
+40 of anyio, beside six readers a batch that opens an incident waited for 1.2 to 2 s in place of 0.7, and the readers were
+answered no sooner (docs/results/scaling.md). A node that hangs holds both threads for 2 s at most. Nothing watches a
+plain PostgreSQL like that, so there all 40 are kept.
+"""
 
 ROUTES = (ingest, measurements, runs, incidents, silences, endpoints, api_tokens, rules, sign_in, operations)
 
@@ -147,6 +155,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             services.loops.append(Checkpointer(database))
         if database.nodes is not None:
             services.loops.append(database.nodes)
+            to_thread.current_default_thread_limiter().total_tokens = CLUSTER_THREADS
         app.state.ingest_threads = ingest.StoreThreads(database.nodes)  # again at each start: the end shut them down
         for loop in services.loops:
             loop.start()
