@@ -63,10 +63,10 @@ STOP_S = 4.5
 """For the loops to end; a delivery under way has 3 s of it."""
 
 CLUSTER_THREADS = 2
-"""Of requests on a cluster, but for messages of agents, which have their own. All threads share one interpreter: with the
-40 of anyio, beside six readers a batch that opens an incident waited for 1.2 to 2 s in place of 0.7, and the readers were
-answered no sooner (docs/results/scaling.md). A node that hangs holds both threads for 2 s at most. Nothing watches a
-plain PostgreSQL like that, so there all 40 are kept.
+"""Of requests on a cluster, but for messages of agents, which have their own. All threads share one interpreter: with
+the 40 of anyio, beside six readers, a batch that opens an incident waited for up to 2 s, and the readers were answered
+no sooner (docs/results/scaling.md). A node that hangs holds both threads for 2 s at most. Nothing watches a plain
+PostgreSQL like that, so there all 40 are kept.
 """
 
 ROUTES = (ingest, measurements, runs, incidents, silences, endpoints, api_tokens, rules, sign_in, operations)
