@@ -103,8 +103,13 @@ class LossScaleDetector(Detector):
     def quiet_rows(self, span: Span) -> int:
         if self._scales is None:
             return len(span)
-        scales, highest = self._scales[span.begin : span.end], self.state.progress.scaler.highest
-        return first_true((scales < LEAST) | (scales * FALL <= np.fmax.accumulate(np.fmax(scales, highest or 0.0))))
+        scaler = self.state.progress.scaler
+        last, highest = np.nan if scaler.scale is None else scaler.scale, scaler.highest or 0.0
+        # A step without a scale has the one before it.
+        scales = np.concatenate([[last], self._scales[span.begin : span.end]])
+        known = np.maximum.accumulate(np.where(np.isnan(scales), 0, np.arange(len(scales))))
+        scales = scales[known][1:]
+        return first_true((scales < LEAST) | (scales * FALL <= np.fmax.accumulate(np.fmax(scales, highest))))
 
     def skip(self, span: Span) -> None:
         self._track(span.begin, span.end, grace_over=span.grace_over)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary_server.rules.evaluator import Evaluator, RuleState
+from gradcanary_server.rules.state import Progress
 from gradcanary_server.rules.types import LayerArrays
 from support.strategies import LAYERS, QUICK, launches, now_and_then, traces
 from support.traces import Trace, healthy
@@ -44,6 +45,9 @@ def test_a_skipped_span_leaves_what_its_steps_leave(trace, of):
     for skipped, observed in spans(trace, of):
         for name, value in vars(skipped).items():
             other = getattr(observed, name)
+            if isinstance(value, Progress):  # rates that are not known are NaN, which equals nothing
+                assert repr(value) == repr(other)
+                continue
             if isinstance(value, LayerArrays):
                 value, other = value.arrays(), other.arrays()
             np.testing.assert_equal(value, other, name)
