@@ -78,8 +78,7 @@ def logged(shared: Any) -> Any:
 
 def await_panel(page: Page, key: str) -> None:
     page.locator(f"#{key}-title").scroll_into_view_if_needed()
-    # The last ones of eleven figures, while four browsers share two cores: once 15 s were too few.
-    expect(page.locator(f"#{key} .main-svg").first).to_be_attached(timeout=45_000)
+    expect(page.locator(f"#{key} .main-svg").first).to_be_attached()
 
 
 def key_of(page: Page, title: str) -> str:

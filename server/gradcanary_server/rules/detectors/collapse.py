@@ -87,10 +87,9 @@ class CollapseDetector(Detector):
         may_vote |= any_layer(self._vote_by_fall(falls, common_fall) * ~firing[signals.FALL])
         may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, siblings) * ~firing[signals.SIBLINGS])
         may_vote |= any_layer(self._vote_by_lateness(falls, steps))
-        if fires.any():
-            may_vote |= any_layer(fires & (falls.sample.absmax > self.config.exit))
-            follows = self._may_follow(falls, common_fall)
-            may_vote |= any_layer(follows & ~firing[signals.FALL] & bool(firing[signals.FALL].any()))
+        may_vote |= any_layer(fires & (falls.sample.absmax > self.config.exit))
+        if firing[signals.FALL].any():
+            may_vote |= any_layer(self._may_follow(falls, common_fall) & ~firing[signals.FALL])
         return first_true(may_vote)
 
     def skip(self, span: Span) -> None:

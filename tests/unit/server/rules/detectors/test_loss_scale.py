@@ -56,6 +56,13 @@ def test_skipping_one_in_forty_of_a_scale_that_grows_again_is_usual():
     assert run(trace)[1] == ()
 
 
+def test_a_step_without_a_scale_has_the_last_known_one():
+    """Twenty steps after grace it is told, and not after those that could have been skipped."""
+    _, changes = run(Trace(healthy(400), scales=np.where(np.arange(400) < 5, 0.5, np.nan)))
+    assert told(changes) == [("loss_scale", "fired", "warning")]
+    assert changes[0].step == 50 + 20 - 1
+
+
 def test_a_scale_under_one_needs_no_skipped_steps_and_its_recovery_ends_it():
     trace = Trace(healthy(600), scales=np.where(np.arange(600) < 300, 0.5, 2.0))
     _, changes = run(trace)
