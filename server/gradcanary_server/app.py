@@ -116,11 +116,11 @@ def _services(settings: Settings, board: WorkerBoard | None) -> Services:
     layer_config.COMPILED.resize(shares.rules)
     sets, tiles = LayerSetCache(shares.layers), TileStore(shares.tiles)
     log = BatchLog(sets, shares.batches)
-    ingest = Ingest(database, in_force, sets, log, settings.public_url, shares.states)
+    measurements = Reader(log, tiles)
+    ingest = Ingest(database, in_force, sets, measurements, settings.public_url, shares.states)
     ingest.backpressure = Backpressure(workers=settings.workers)
     telemetry.SPACING.set_function(lambda: ingest.backpressure.interval_s())
     configured = configured_endpoints.read_configured(settings)
-    measurements = Reader(log, tiles)
     draw = partial(PictureReader(database, measurements, in_force).draw, hides_silenced=True)
     loops: list[background.BackgroundLoop] = []
     return Services(
@@ -149,7 +149,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     database, settings, in_force = services.database, services.settings, services.rules
     with database.exclusive():
         await run_in_threadpool(prepare_store, services)
-        dispatcher = Dispatcher(database, in_force.pace, settings.public_url, in_force.muted, services.sender)
+        dispatcher = Dispatcher(
+            database,
+            in_force.pace,
+            settings.public_url,
+            in_force.muted,
+            services.sender,
+            services.measurements,
+        )
         services.loops[:] = dispatcher, services.compactor, services.watchdog
         if database.has_one_writer:
             services.loops.append(Checkpointer(database))

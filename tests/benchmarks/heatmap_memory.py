@@ -53,9 +53,8 @@ def main() -> int:
         database = Database(f"sqlite:///{folder}/gradcanary.db")
         database.migrate()
         sets = LayerSetCache()
-        log = BatchLog(sets)
-        wide_runs.lay(database, Ingest(database, Rules(), sets, log, "http://here"), LAYERS, COLUMNS)
-        archive = Reader(log, TileStore(CACHE_BYTES))
+        archive = Reader(BatchLog(sets), TileStore(CACHE_BYTES))
+        wide_runs.lay(database, Ingest(database, Rules(), sets, archive, "http://here"), LAYERS, COLUMNS)
         for picture in PICTURES:
             took_s, peak = measured(database, archive, picture)
             peaks.append(peak / 1e6)

@@ -57,6 +57,7 @@ from gradcanary_server.storage.schema import (
     layer,
     run,
 )
+from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.validation import Body, Step, check_text
 
 PAGE = 100
@@ -274,8 +275,9 @@ def list_incidents(
         now = Momentary.read(connection, ids, services)
 
         def build() -> Json:
-            public_url = services.settings.public_url
-            return {"incidents": summaries(connection, ids, public_url, now, detailed), "next": following}
+            public_url, measurements = services.settings.public_url, services.measurements
+            told = summaries(connection, ids, public_url, now, detailed, measurements)
+            return {"incidents": told, "next": following}
 
         return etag_response(request, [following, ids, *_etag_parts(connection, ids, now)], build)
 
@@ -425,12 +427,17 @@ def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) 
 
 
 def summaries(
-    connection: Connection, ids: Sequence[int], public_url: str, now: Momentary, detailed: int = 0
+    connection: Connection,
+    ids: Sequence[int],
+    public_url: str,
+    now: Momentary,
+    detailed: int = 0,
+    measurements: Reader | None = None,
 ) -> list[Json]:
     """Return incidents without their layers and deliveries, but the first ``detailed`` of them with both."""
     last_deliveries = _last_deliveries(connection, ids)
     deliveries = _deliveries_by_incident(connection, ids[:detailed])
-    details = load_details(connection, ids, is_brief=True)
+    details = load_details(connection, ids, is_brief=True, measurements=measurements)
     return [
         _summary(detail, public_url, now, last_deliveries[detail.id])
         | ({"layers": _members(detail), "deliveries": deliveries[detail.id]} if detail.id in deliveries else {})
@@ -441,7 +448,7 @@ def summaries(
 def _to_json(connection: Connection, number: int, services: Services) -> Json:
     """Return an incident with its layers, deliveries and neighbours."""
     run_id, now = _run_of(connection, number), Momentary.read(connection, [number], services)
-    [told] = summaries(connection, [number], services.settings.public_url, now, 1)
+    [told] = summaries(connection, [number], services.settings.public_url, now, 1, services.measurements)
     prefix, suffix = shared_ends(repository.layer_names(connection, run_id).values())
     return {**told, "names": {"prefix": prefix, "suffix": suffix}, **_neighbours(connection, run_id, number)}
 

@@ -20,6 +20,7 @@ from gradcanary_server.incidents.lifecycle import RANKS
 from gradcanary_server.incidents.silences import SilencedMembers
 from gradcanary_server.storage.prepared import Prepared
 from gradcanary_server.storage.schema import incident, run
+from gradcanary_server.tsdb.reader import Reader
 
 MAX_BYTES = 8 * MIB
 """Of the texts that are kept: those of some ten thousand incidents."""
@@ -55,8 +56,10 @@ class Briefs:
     ``muted`` are the rules that send no messages.
     """
 
-    def __init__(self, public_url: str, muted: frozenset[str] = frozenset()) -> None:
-        self._public_url, self._muted = public_url, muted
+    def __init__(
+        self, public_url: str, muted: frozenset[str] = frozenset(), measurements: Reader | None = None
+    ) -> None:
+        self._public_url, self._muted, self._measurements = public_url, muted, measurements
         self._texts: Cache[int, Texts] = Cache(MAX_BYTES, _size)
 
     def read(self, connection: Connection, run_id: int, now: float) -> tuple[Brief, ...]:
@@ -76,7 +79,7 @@ class Briefs:
         summaries = {key: known.summaries.get(key) or text.current_summary(connection, row) for key, row in keys}
         worst = sorted(rows, key=lambda row: (RANKS[row["severity"]], row["incident_id"]), reverse=True)
         advised = [row["incident_id"] for row in worst[:MAX_ADVISED]]
-        details = load_details(connection, advised, run_id=run_id, is_brief=True)
+        details = load_details(connection, advised, run_id=run_id, is_brief=True, measurements=self._measurements)
         advice = {detail.id: detail.explanation.do_first for detail in details}
         return self._texts.keep(run_id, Texts(summaries, advice))
 

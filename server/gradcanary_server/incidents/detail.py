@@ -85,14 +85,17 @@ def load_details(
     *,
     run_id: int | None = None,
     is_brief: bool = False,
+    measurements: Reader | None = None,
 ) -> list[IncidentDetail]:
     """Return the details of incidents in this order, without those that do not exist.
 
     ``hidden`` members are left out; a sentence counts them. ``is_brief`` leaves out layers that are not members if no
     text depends on them: they are most of the rows. Incidents of one run come with ``run_id``: a cluster asks only its
-    node then, also if another one hangs. Composes missing summaries, so of writing transactions only the deletion of a
-    run may call this.
+    node then, also if another one hangs. ``measurements`` of the collector have decoded most batches; a writing
+    transaction, which may not fill their cache, comes without. Composes missing summaries, so of writing transactions
+    only the deletion of a run may call this.
     """
+    measurements = measurements or Reader(BatchLog(LayerSetCache(), CACHE_BYTES), TileStore(CACHE_BYTES))
     query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
     query = query if run_id is None else query.where(incident.c.run_id == run_id)
@@ -109,7 +112,7 @@ def load_details(
             all_layers[number] = _layers(connection, number)
         layers = all_layers.get(number) or _layers(connection, number, members)
         layers = layers | _series(row) if row["rule"] == metric_detector.RULE else layers
-        details.append(_detail(connection, row, members, layers, hidden))
+        details.append(_detail(connection, measurements, row, members, layers, hidden))
     return details
 
 
@@ -120,6 +123,7 @@ def _needs_all_layers(row: RowMapping, members: dict[int | None, Member]) -> boo
 
 def _detail(
     connection: Connection,
+    measurements: Reader,
     row: RowMapping,
     all_members: dict[int | None, Member],
     layers: dict[int, LayerInfo],
@@ -133,7 +137,7 @@ def _detail(
         summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
     other_rows = _others(connection, row)
     others = {repository.incident_from_row(other): str(other["headline"]) for other in other_rows}
-    cause, fix = _cause(connection, row, CauseContext(visible, members, layers), other_rows)
+    cause, fix = _cause(connection, measurements, row, CauseContext(visible, members, layers), other_rows)
     first_cause = causes.first_cause(visible, others)
     return IncidentDetail(
         id=row["incident_id"],
@@ -158,11 +162,15 @@ def _detail(
 
 
 def _cause(
-    connection: Connection, row: Mapping[Any, Any], incident: CauseContext, others: Sequence[RowMapping]
+    connection: Connection,
+    measurements: Reader,
+    row: Mapping[Any, Any],
+    incident: CauseContext,
+    others: Sequence[RowMapping],
 ) -> tuple[LikelyCause, remedies.Fix]:
     """Return the likely cause of an incident and its fix; of one that follows another one, the fix of that."""
     facts, configuration = runs.parse_facts(row["facts"]), _configuration(connection, row)
-    incident = replace(incident, weights=_weights(connection, row, incident))
+    incident = replace(incident, weights=_weights(connection, measurements, row, incident))
     cause = causes.likely_cause(replace(incident, near=_nearby(row, others), facts=facts, configuration=configuration))
     first = next((other for other in others if other["incident_id"] == cause.follows), None)
     if first is None:
@@ -174,7 +182,7 @@ def _cause(
         connection, row["run_id"], None if causes.needs_all_layers(first["rule"], members.values()) else members
     )
     root = CauseContext(repository.incident_from_row(first), members, layers)
-    root_cause, fix = _cause(connection, joined, root, _others(connection, first))
+    root_cause, fix = _cause(connection, measurements, joined, root, _others(connection, first))
     return causes.follow(cause, root_cause), fix
 
 
@@ -187,7 +195,9 @@ def _layers(connection: Connection, run_id: int, members: Collection[int | None]
     return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
 
 
-def _weights(connection: Connection, row: Mapping[Any, Any], incident: CauseContext) -> dict[int, Norms]:
+def _weights(
+    connection: Connection, measurements: Reader, row: Mapping[Any, Any], incident: CauseContext
+) -> dict[int, Norms]:
     """Return the norms of the weights of LoRA partners before the first sign and after it, where both were measured."""
     layers = sorted(set(causes.lora_partners(incident).values()))[:MAX_PARTNERS]
     if not layers:
@@ -195,9 +205,8 @@ def _weights(connection: Connection, row: Mapping[Any, Any], incident: CauseCont
     since, opened = incident.incident.since_step, incident.incident.opened_step
     span = StepRange(max(since - WEIGHT_STEPS, 0), max(since, opened) + WEIGHT_STEPS, 4 * WEIGHT_STEPS)
     run_id, stat = row["run_id"], "weight_norm"
-    reader = Reader(BatchLog(LayerSetCache(), CACHE_BYTES), TileStore(CACHE_BYTES))
-    found = query(reader, connection, run_id, (stat,), span)
-    norms = found.read(reader, connection, np.array(layers, np.int32), (MINIMUM,))[MINIMUM]
+    found = query(measurements, connection, run_id, (stat,), span)
+    norms = found.read(measurements, connection, np.array(layers, np.int32), (MINIMUM,))[MINIMUM]
     steps, weights = found.buckets.steps(), {}
     for column, number in enumerate(layers):
         known = np.flatnonzero(np.isfinite(norms[:, column]))

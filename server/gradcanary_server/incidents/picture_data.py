@@ -71,7 +71,7 @@ class PictureReader:
         picture.require_pillow()
         with self.database.read() as connection:
             hidden = self._silenced(connection, incident_id) if hides_silenced else frozenset()
-            details = load_details(connection, [incident_id], hidden, is_brief=True)
+            details = load_details(connection, [incident_id], hidden, is_brief=True, measurements=self.measurements)
             if not details:
                 raise unknown_incident(incident_id)
             shown = _Samples(connection, self.measurements, self.rules, details[0]).picture()

@@ -32,7 +32,8 @@ from gradcanary_server.storage.schema import HeldRun, batch
 from gradcanary_server.tsdb import batch as tsdb_batch
 from gradcanary_server.tsdb import log, metric_index
 from gradcanary_server.tsdb.batch import Columns, encode_batch
-from gradcanary_server.tsdb.log import BatchLog, LoggedBatch
+from gradcanary_server.tsdb.log import LoggedBatch
+from gradcanary_server.tsdb.reader import Reader
 from gradcanary_server.validation import LIMITS
 
 _APPEND = Prepared(insert(batch))
@@ -57,16 +58,16 @@ class Ingest:
         database: Database,
         rules: Rules,
         sets: LayerSetCache,
-        log: BatchLog,
+        measurements: Reader,
         public_url: str,
         cache_bytes: int = split_cache_budget().states,
     ) -> None:
         self._database = database
         self._sets = sets
-        self._log = log
-        self._briefs = briefs.Briefs(public_url, rules.muted)
+        self._log = measurements.log
+        self._briefs = briefs.Briefs(public_url, rules.muted, measurements)
         self._rules = rules
-        self._evaluator = Evaluator(database, rules, log, cache_bytes)
+        self._evaluator = Evaluator(database, rules, measurements.log, cache_bytes)
         self.rule_versions = self._evaluator.rule_versions
         self.listening_since: float | None = None
         """The first request to this collector, by the database's clock."""

@@ -28,6 +28,7 @@ from gradcanary_server.notify.sender import Attempt, Sender
 from gradcanary_server.notify.webhook import TransportError
 from gradcanary_server.rules.config import Pace
 from gradcanary_server.storage.database import Database
+from gradcanary_server.tsdb.reader import Reader
 
 WAKE_S = 0.5
 STOP_S = 3.0
@@ -59,10 +60,11 @@ class Dispatcher(BackgroundLoop):
         public_url: str,
         muted: frozenset[str] = frozenset(),
         sender: Sender = Sender(),  # noqa: B008 -- immutable
+        measurements: Reader | None = None,
     ) -> None:
         super().__init__("dispatcher", logger)
         self._sender = sender
-        self._database = database
+        self._database, self._measurements = database, measurements
         self._pace = pace
         self._muted = muted
         self._public_url = public_url
@@ -131,7 +133,7 @@ class Dispatcher(BackgroundLoop):
             now = self._database.now(connection)
             summaries = text.compose_missing(connection)
             due = outbox.plan_deliveries(connection, self._pace, now, self._muted)
-            drafts = outbox.compose_drafts(connection, due[:MAX_STEPS], self._public_url, now)
+            drafts = outbox.compose_drafts(connection, due[:MAX_STEPS], self._public_url, now, self._measurements)
         for run_id in sorted({each.run_id for each in (*summaries, *due[:MAX_STEPS])}):
             with self._database.write() as connection:
                 now = self._database.now(connection)

@@ -57,6 +57,7 @@ from gradcanary_server.rules.types import Severity
 from gradcanary_server.storage.database import Record
 from gradcanary_server.storage.runs import DETACHED
 from gradcanary_server.storage.schema import attempt, delivery, endpoint, incident, is_of_incident, run
+from gradcanary_server.tsdb.reader import Reader
 
 MAX_ERROR = 500
 
@@ -197,7 +198,11 @@ def _cause_rows(connection: Connection, rows: Sequence[RowMapping], is_of_run: C
 
 
 def compose_drafts(
-    connection: Connection, steps: Sequence[Step], public_url: str, now: float
+    connection: Connection,
+    steps: Sequence[Step],
+    public_url: str,
+    now: float,
+    measurements: Reader | None = None,
 ) -> dict[DeliveryKey, Draft]:
     """Compose messages of :func:`plan_deliveries` in the transaction that planned them, for at most 0.2 s.
 
@@ -209,7 +214,7 @@ def compose_drafts(
         if drafts and time.monotonic() > until:
             break
         if isinstance(step, Enqueue):
-            drafts[step.key] = _draft(connection, step, public_url, now)
+            drafts[step.key] = _draft(connection, step, public_url, now, measurements)
     return drafts
 
 
@@ -414,8 +419,12 @@ def _delivery_from_row(row: RowMapping) -> Delivery:
     )
 
 
-def _draft(connection: Connection, step: Enqueue, public_url: str, now: float) -> Draft:
-    [loaded] = detail.load_details(connection, [step.key.incident_id], step.hidden, run_id=step.key.run_id)
+def _draft(
+    connection: Connection, step: Enqueue, public_url: str, now: float, measurements: Reader | None = None
+) -> Draft:
+    [loaded] = detail.load_details(
+        connection, [step.key.incident_id], step.hidden, run_id=step.key.run_id, measurements=measurements
+    )
     body = payload.build_payload(loaded, step.due.kind, step.key.version, public_url, now)
     return Draft(step, body, loaded.incident.severity, loaded.incident.reopened)
 

@@ -71,7 +71,7 @@ class Store:
         sets, tiles = LayerSetCache(), TileStore()
         log = BatchLog(sets)
         self.archive = Reader(log, tiles)
-        self.ingest = Ingest(self.database, rules, sets, log, "http://here")
+        self.ingest = Ingest(self.database, rules, sets, self.archive, "http://here")
         self.compactor = Compactor(self.database, log, tiles, self.ingest.merge_overdue)
         self.watchdog = Watchdog(self.database, rules)
 

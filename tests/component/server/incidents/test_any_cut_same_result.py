@@ -14,6 +14,8 @@ from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.layers import LayerSetCache
 from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, rule_state, run
 from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.tiles import TileStore
 from support.server.wired import batches, greeting
 from support.strategies import LAYERS, QUICK, launches, traces
 from support.traces import Trace, healthy, launch, lora
@@ -35,7 +37,7 @@ class Collector:
     def restart(self):
         """Remember nothing but what is stored, as a new process does."""
         sets = LayerSetCache()
-        self.ingest = Ingest(self.database, QUICK, sets, BatchLog(sets), "http://here")
+        self.ingest = Ingest(self.database, QUICK, sets, Reader(BatchLog(sets), TileStore()), "http://here")
 
     def told(self, name):
         """Return the incidents of a run as people and pages see them, without times, and what its rules remember."""

@@ -12,6 +12,8 @@ from gradcanary_server.rules.types import LayerFacts
 from gradcanary_server.storage.layers import LayerSetCache
 from gradcanary_server.storage.schema import incident
 from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.tiles import TileStore
 from support.server.clocks import URL, delivering, listen
 from support.server.wired import batches, greeting
 from support.traces import Trace, launch
@@ -51,7 +53,7 @@ def trace(every, begin, end, *, falls):
 def test_the_story_is_one_message_within_thirty_steps_and_without_the_fall_none(new_store, receiver_factory, falls):
     store, receiver, sets = new_store(bare=True), receiver_factory(), LayerSetCache()
     listen(store, receiver)
-    ingest = Ingest(store.database, Rules(), sets, BatchLog(sets), URL)
+    ingest = Ingest(store.database, Rules(), sets, Reader(BatchLog(sets), TileStore()), URL)
     of = launch(layers())
     ingest.hello("story", "s", greeting(of))
     parts = [trace(*span, falls=falls) for span in SPANS]

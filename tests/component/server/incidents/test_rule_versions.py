@@ -13,6 +13,8 @@ from gradcanary_server.storage import runs
 from gradcanary_server.storage.layers import LayerSetCache
 from gradcanary_server.storage.schema import incident
 from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.tiles import TileStore
 from support.server.archives import RUN
 from support.streams import Stream, healthy
 
@@ -21,7 +23,7 @@ LOUD = Rules(explosion=Explosion(ratio=10))
 
 def started(archive, rules):
     sets = LayerSetCache()
-    ingest = Ingest(archive.database, rules, sets, BatchLog(sets), "http://here")
+    ingest = Ingest(archive.database, rules, sets, Reader(BatchLog(sets), TileStore()), "http://here")
     ingest.rule_versions.begin()
     return ingest
 
