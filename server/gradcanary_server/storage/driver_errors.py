@@ -80,6 +80,10 @@ _CITUS_MESSAGES = {
 }
 """Parts of messages of Citus about lost connections, which have the SQLSTATE of an internal error, or 08006."""
 
+_AT_NODE = "while executing command on"
+"""Part of the context of an error that Citus passes on from another node: one that stops ends its connections itself,
+with the state that this server would have, too."""
+
 _HURRIED = "node of the cluster"
 """Part of the message of postgresql.LimitedConnection."""
 
@@ -90,6 +94,8 @@ def _postgresql_reason(error: DBAPIError) -> str | None:
     if state in ("XX000", "08006"):
         return next((text for part, text in _CITUS_MESSAGES.items() if part in said), _STATES.get(state[:2]))
     if state is None and _HURRIED in said:
+        return _NODE_AWAY
+    if state in ("57P01", "57P02") and _AT_NODE in said:
         return _NODE_AWAY
     if state is None:  # from the client library: it could not send, or the server is gone
         return _AWAY if error.connection_invalidated or isinstance(error, OperationalError) else None

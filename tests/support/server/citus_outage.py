@@ -72,7 +72,7 @@ class Watch:
         kind = f"{answer.request.method} of a run"
         self.answers[kind].append((time.monotonic(), answer.status_code, answer.elapsed.total_seconds()))
         if answer.status_code >= 500:
-            self.texts[f"{answer.status_code} {answer.text}"] += 1
+            self.texts[f"{kind} {answer.status_code} {answer.text}"] += 1
 
     def read(self, path: str) -> None:
         """Ask for one path until it is over."""
@@ -88,7 +88,7 @@ class Watch:
                 took = answer.elapsed.total_seconds()
                 self.answers[path].append((time.monotonic(), answer.status_code, took))
                 if answer.status_code >= 500:
-                    self.texts[f"{answer.status_code} {answer.text[:300]}"] += 1
+                    self.texts[f"{path} {answer.status_code} {answer.text[:300]}"] += 1
                 if path == "/readyz" or "gradcanary-missing" in answer.headers:
                     self.texts[f"{path} {answer.headers.get('gradcanary-missing')}"] += 1
                 time.sleep(self.read_pause_s)
@@ -129,7 +129,7 @@ def faults_of(given: argparse.Namespace) -> list[str]:
     """Take a node away and bring it back; return what a training or a page would have to complain of."""
     names = [f"away-{int(time.time())}-{number}" for number in range(given.trainings)]
     with tempfile.TemporaryDirectory() as folder:
-        collector = Collector(Path(folder) / "cluster", db=given.db).start()
+        collector = Collector(Path(folder) / "cluster", ("--workers", "2"), db=given.db).start()
         try:
             watch = Watch(collector.url, given.seconds / 40, given.read_pause)
             away, back, done = outage(watch, names, given)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import InternalError, OperationalError
 from sqlalchemy.sql import operators, visitors
 
 import gradcanary_server
-from gradcanary_server.errors import StoreError, StoreUnavailable
+from gradcanary_server.errors import NodeUnavailable, StoreError, StoreUnavailable
 from gradcanary_server.storage.citus import DISTRIBUTED, KEPT
 from gradcanary_server.storage.driver_errors import translated
 from gradcanary_server.storage.prepared import Prepared
@@ -121,6 +121,15 @@ def test_the_tables_of_the_coordinator_lead_to_no_other_node(table):
 def test_a_node_that_is_away_is_temporary(said):
     with pytest.raises(StoreUnavailable, match="A node of the database's cluster cannot be reached"), translated():
         raise InternalError("COMMIT", {}, psycopg.errors.InternalError_(said))
+
+
+def test_a_node_that_stops_amid_a_statement_is_temporary():
+    said = "terminating connection due to administrator command"
+    at_node = f"{said}\nCONTEXT:  while executing command on 10.0.0.2:5432"
+    with pytest.raises(NodeUnavailable), translated():
+        raise OperationalError("SELECT", {}, psycopg.errors.AdminShutdown(at_node))
+    with pytest.raises(StoreUnavailable, match="The database cannot be reached"), translated():
+        raise OperationalError("SELECT", {}, psycopg.errors.AdminShutdown(said))
 
 
 def test_a_coordinator_that_is_away_is_temporary():
