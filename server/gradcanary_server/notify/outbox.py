@@ -73,7 +73,12 @@ _EFFECT = incident.alias("effect")
 _RUNS_OF_EFFECTS = select(_EFFECT.c.run_id).where(
     _EFFECT.c.notifications_done.is_(False), _EFFECT.c.rule.in_(causes.CAUSES_OF)
 )
-_MAY_BE_CAUSE = and_(incident.c.run_id.in_(_RUNS_OF_EFFECTS), incident.c.rule.in_(causes.CAUSE_RULES))
+
+
+def _may_be_cause(run_id: int | None) -> ColumnElement[bool]:
+    """Return the condition of an incident that may explain some with messages to come, of one run or of all."""
+    effects = _RUNS_OF_EFFECTS if run_id is None else _RUNS_OF_EFFECTS.where(_EFFECT.c.run_id == run_id)
+    return and_(incident.c.run_id.in_(effects), incident.c.rule.in_(causes.CAUSE_RULES))
 
 
 def _incidents(run_id: ColumnElement[int]) -> Select[Any]:
@@ -133,8 +138,9 @@ def plan_deliveries(
     if not rows:
         return []
     targets = endpoints.enabled_endpoints(connection)
-    cause_rows = _cause_rows(connection, rows, is_of_run)
-    deliveries = _deliveries(connection, and_(is_of_run, or_(_HAS_MESSAGES_TO_COME, _MAY_BE_CAUSE)))
+    may_be_cause = _may_be_cause(run_id)
+    cause_rows = _cause_rows(connection, rows, and_(is_of_run, may_be_cause))
+    deliveries = _deliveries(connection, and_(is_of_run, or_(_HAS_MESSAGES_TO_COME, may_be_cause)))
     active = silences.active_silences(connection, now)
     read = {row["incident_id"]: row for row in (*rows, *cause_rows)}
     silenced = silences.silenced_members_by_incident(connection, list(read.values()), active)
@@ -185,7 +191,9 @@ def _by_run(rows: Sequence[RowMapping], muted: frozenset[str]) -> Mapping[int, S
     return found
 
 
-def _cause_rows(connection: Connection, rows: Sequence[RowMapping], is_of_run: ColumnElement[bool]) -> list[RowMapping]:
+def _cause_rows(
+    connection: Connection, rows: Sequence[RowMapping], may_be_cause: ColumnElement[bool]
+) -> list[RowMapping]:
     """Return the incidents that may explain some of these: with messages to come, or that the run ended on.
 
     None is locked or skipped: an incident that another transaction locks explains others as it was before.
@@ -194,7 +202,7 @@ def _cause_rows(connection: Connection, rows: Sequence[RowMapping], is_of_run: C
         return []
     # Not "= ended": SQLite would read all of the store that ended.
     is_needed = or_(_HAS_MESSAGES_TO_COME, incident.c.state.not_in(("open", "resolved")))
-    return list(connection.execute(select(incident).where(is_of_run, _MAY_BE_CAUSE, is_needed)).mappings())
+    return list(connection.execute(select(incident).where(may_be_cause, is_needed)).mappings())
 
 
 def compose_drafts(

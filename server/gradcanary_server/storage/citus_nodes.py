@@ -8,7 +8,7 @@ changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,9 +196,7 @@ class Nodes(BackgroundLoop):
             named = {run_id for given in (many or [one]) for run_id in _named_runs(connection, statement, given)}
             if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
-            if (
-                isinstance(statement, SelectBase) and len(named) != 1
-            ):  # of several runs Citus asks each node of a table that is joined
+            if isinstance(statement, SelectBase) and asks_all_nodes(statement, named):
                 return _restricted(statement, [*named] or _runs_here(connection, away)), many, one
         return statement, many, one
 
@@ -219,6 +217,14 @@ def _named_runs(connection: Connection, statement: Executable, given: Given) -> 
         if is_named and isinstance(right, BindParameter) and getattr(left, "name", None) == "run_id":
             value = given.get(right.key, right.effective_value)
             yield from [value] if isinstance(value, int) else value
+
+
+def asks_all_nodes(statement: SelectBase, named: Collection[int]) -> bool:
+    """Return True if Citus asks each node for this query, though it names these runs.
+
+    Of several runs it does so for tables that are joined, of one for a query inside the query.
+    """
+    return len(named) != 1 or sum(isinstance(each, SelectBase) for each in visitors.iterate(statement)) > 1
 
 
 def _runs_here(connection: Connection, away: Away) -> list[int]:

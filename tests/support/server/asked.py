@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import event
@@ -14,11 +14,13 @@ from gradcanary_server.storage.prepared import Prepared
 
 @dataclass
 class Asked:
-    """The statements of a block, the rows that they returned or changed, and the most parameters of one."""
+    """The statements of a block, the rows that they returned or changed, the most parameters of one, and the texts of
+    those that SQLAlchemy executed."""
 
     statements: int = 0
     rows: int = 0
     parameters: int = 0
+    texts: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -30,8 +32,9 @@ def counted(database: Database) -> Iterator[Asked]:
         asked.rows += 1
         return row
 
-    def before(_connection: object, cursor: Any, _statement: str, parameters: Any, *_others: object) -> None:
+    def before(_connection: object, cursor: Any, statement: str, parameters: Any, *_others: object) -> None:
         asked.statements += 1
+        asked.texts.append(statement)
         asked.parameters = max(asked.parameters, len(parameters))
         if isinstance(cursor, sqlite3.Cursor):  # it does not know how many rows there are
             cursor.row_factory = returned

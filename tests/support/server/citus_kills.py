@@ -46,6 +46,7 @@ LONGEST_S = 180.0
 MOMENTARY = frozenset(
     [
         "created",
+        "last_deliveries",
         "last_seen",
         "last_step_at",
         "opened",

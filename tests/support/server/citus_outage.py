@@ -3,13 +3,14 @@
 PYTHONPATH=tests python -m support.server.citus_outage --db URL --away 'CMD' --back 'CMD' --node HOST:PORT
 The store at URL is on a cluster (``gradcanary migrate --citus``); the first command stops or kills the worker at
 HOST:PORT, the second one brings it back after ``--seconds``. Half of the trainings begin before that, half amid it.
-Status 1: a run of another node waited, an answer was late or an error of the server, ``/readyz`` was not 200, or the
-end is not that of a collector on plain PostgreSQL that was left alone.
+Status 1: a run of another node or a message about its incident waited, an answer was late or an error of the server,
+``/readyz`` was not 200, or the end is not that of a collector on plain PostgreSQL that was left alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -17,19 +18,24 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import httpx
 import psycopg
 
+from gradcanary_server.rules.config import Pace
 from support import postgres
 from support.collectors import Collector
+from support.receivers import Receiver
 from support.server.citus_kills import TOGETHER, acknowledged, answers, difference, stream_of
 from support.streams import Session
 
 BEFORE_S = 5.0
 READ = ("/readyz", "/metrics", "/api/v1/runs", "/api/v1/incidents", "/api/v1/storage", "/api/v1/incidents/1")
 ACK_S, ANSWER_S, READ_PAUSE_S, NO_ANSWER = 1.0, 10.0, 0.2, 0
+MESSAGE_S = Pace().wait_s + 5.0
+"""After an incident has opened: the first message waits for more layers."""
 NODE_OF_RUN = """
 SELECT nodename || ':' || nodeport FROM pg_dist_placement JOIN pg_dist_node USING (groupid)
 WHERE shardid = get_shard_id_for_distribution_column('run', %s::bigint)
@@ -128,14 +134,18 @@ def main() -> int:
 def faults_of(given: argparse.Namespace) -> list[str]:
     """Take a node away and bring it back; return what a training or a page would have to complain of."""
     names = [f"away-{int(time.time())}-{number}" for number in range(given.trainings)]
+    receiver = Receiver()
     with tempfile.TemporaryDirectory() as folder:
-        collector = Collector(Path(folder) / "cluster", ("--workers", "2"), db=given.db).start()
+        arguments = ("--workers", "2", "--webhook", receiver.url)
+        collector = Collector(Path(folder) / "cluster", arguments, db=given.db).start()
         try:
             watch = Watch(collector.url, given.seconds / 40, given.read_pause)
             away, back, done = outage(watch, names, given)
-            wrong = compare(collector, names, Path(folder) / "alone")
+            opened = [(each["run"], each["opened"]) for each in collector.get("/api/v1/incidents").json()["incidents"]]
+            wrong = compare(collector, names, Path(folder) / "alone", receiver.url)
         finally:
             collector.kill()
+            receiver.close()
     with psycopg.connect(given.db) as connection:
         runs = connection.execute("SELECT name, run_id FROM run_name WHERE name = ANY(%s)", [names]).fetchall()
         node_of = {name: connection.execute(NODE_OF_RUN, [run_id]).fetchall()[0][0] for name, run_id in runs}
@@ -148,16 +158,26 @@ def faults_of(given: argparse.Namespace) -> list[str]:
     for wait, at, name in reversed(worst):
         print(f"  {name} waited {wait:.2f} s from {at:+.2f} s on")
     print(f"all done {done - back:.1f} s after it was back")
+    late = late_messages(receiver, [each for each in opened if each[0] in others])
+    print(f"incidents elsewhere: {sum(name in others for name, _ in opened)}, with messages too late {late}")
     longest, statuses = watch.report(away, back)
     seen = {
         f"runs of other nodes waited {max(waits):.2f} s": max(waits) > ACK_S,
         f"an answer took {longest:.2f} s": longest > ANSWER_S,
         f"statuses {statuses}": not statuses <= {200, 404, 503},
+        f"messages about runs of other nodes came too late: {late}": late,
         "/readyz was not 200": any(status != 200 for _, status, _ in watch.answers["/readyz"]),
         f"unlike plain PostgreSQL: {wrong}": wrong,
         f"refused: {watch.refused}": watch.refused,
     }
     return [fault for fault, is_so in seen.items() if is_so]
+
+
+def late_messages(receiver: Receiver, opened: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Return the runs with an incident whose message came late, and how late."""
+    came = {message.data["run"]: message.at for message in reversed(receiver.got) if message.type != "test"}
+    waits = {name: came.get(name, math.inf) - datetime.fromisoformat(at).timestamp() for name, at in opened}
+    return {name: wait for name, wait in waits.items() if wait > MESSAGE_S}
 
 
 def outage(watch: Watch, names: Sequence[str], given: argparse.Namespace) -> tuple[float, float, float]:
@@ -186,10 +206,10 @@ def outage(watch: Watch, names: Sequence[str], given: argparse.Namespace) -> tup
     return away, back, done
 
 
-def compare(collector: Collector, names: Sequence[str], folder: Path) -> dict[str, str]:
+def compare(collector: Collector, names: Sequence[str], folder: Path, webhook: str) -> dict[str, str]:
     """Return the first difference of each training from what plain PostgreSQL says of it."""
     with postgres.running() as plain:
-        alone = Collector(folder, db=plain.create_store()).start()
+        alone = Collector(folder, ("--webhook", webhook), db=plain.create_store()).start()
         try:
             left = Watch(alone.url, pause_s=0.0)
             for name in names:

@@ -1,5 +1,7 @@
 """Messages that somebody wants sent once more, in the tables: what it changes, and what it does not."""
 
+import re
+
 import pytest
 from sqlalchemy import insert, select, update
 
@@ -289,3 +291,13 @@ def test_no_statement_names_all_runs_that_messages_are_to_come_of(told, store):
     found = [step.key.incident_id for step in steps if isinstance(step, Enqueue)]
     assert found == [1, *(each["incident_id"] for each in sorted(both, key=lambda each: each["incident_id"]))]
     assert asked.parameters <= PAGE_RUNS
+
+
+def test_what_one_run_is_planned_by_names_it_in_each_query(told, store):
+    """Else a node of a cluster that is away kept the messages about runs of all others."""
+    connection, now = told
+    with counted(store.database) as asked:
+        assert outbox.plan_deliveries(connection, PACE, now, run_id=1)
+    texts = [text for text in asked.texts if "incident" in text]
+    assert len(texts) > 1
+    assert [text for text in texts if text.count("SELECT") > len(re.findall(r"run_id = [%?]", text))] == []

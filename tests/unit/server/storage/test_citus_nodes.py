@@ -1,8 +1,10 @@
 """Which runs lie where, and how a query leaves out those of a node that does not answer."""
 
 import numpy as np
+from sqlalchemy import exists, select
 
-from gradcanary_server.storage.citus_nodes import Away, Node, Shards, hash_ids
+from gradcanary_server.storage.citus_nodes import Away, Node, Shards, asks_all_nodes, hash_ids
+from gradcanary_server.storage.schema import incident, run
 
 HASHES = {
     0: -272711505,
@@ -25,3 +27,15 @@ def test_a_run_is_lost_with_the_node_of_its_shard():
     away = Away((Node(2, "10.0.0.2", 5432),), shards)
     assert away.holds(list(HASHES)).tolist() == [0 <= each <= 2**30 for each in HASHES.values()]
     assert away.holds([]).tolist() == []
+
+
+def test_what_asks_all_nodes():
+    """By the run of the outer query alone Citus 13 does not find the node of one inside a condition with OR."""
+    of_run = select(incident).where(incident.c.run_id == 7)
+    assert asks_all_nodes(of_run, ())
+    assert asks_all_nodes(of_run, (7, 8))
+    assert not asks_all_nodes(of_run, (7,))
+    assert not asks_all_nodes(of_run.join(run, run.c.run_id == incident.c.run_id), (7,))
+    inner = incident.alias()
+    is_later = exists().where(inner.c.run_id == incident.c.run_id, inner.c.incident_id > incident.c.incident_id)
+    assert asks_all_nodes(of_run.where((incident.c.state == "open") | ~is_later), (7,))
