@@ -480,3 +480,22 @@ def test_a_figure_that_is_not_there_yet_says_so_in_its_room(
     assert page.locator(".panel[data-key=loss]").evaluate("(card) => card.getBoundingClientRect().height") == room
     expect(page.locator(".panel[data-key=loss] a.save")).to_be_attached()
     complaints.clear()
+
+
+def test_a_figure_that_an_answer_left_out_is_asked_for_again(logged: Any, open_page: Callable[..., Page]) -> None:
+    """Of a run that has ended no news comes, after which the page would ask."""
+    page = open_run(open_page, logged.url, RUN)
+    left_out: list[str] = []
+
+    def leave_out(route: Route) -> None:
+        answer = route.fetch()
+        panels = answer.json()["panels"]
+        left_out.extend(panel["key"] for panel in panels[:1])
+        route.fulfill(json={"panels": panels[1:]})
+
+    page.route("**/_metrics?*", leave_out, times=1)
+    page.reload()
+    page.wait_for_selector(IMAGE)
+    expect(page.locator(".panel .main-svg").first).to_be_attached()
+    [key] = left_out
+    await_panel(page, key)

@@ -68,13 +68,13 @@
     }
     const asked = fetch("/_metrics?" + query, { cache: "no-store" });
     const answer = await asked.then((response) => (response.ok ? response.json() : null)).catch(() => null);
-    if (answer) {
-      for (const panel of answer.panels) show(panel, now, number, question);
-      return;
-    }
-    for (const card of missing) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
+    if (answer) for (const panel of answer.panels) show(panel, now, number, question);
+    else for (const card of missing) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
+    // Also a card that the answer leaves out, or that is one of another run by now: else no other would be completed.
+    const left = missing.filter(({ asked, of }) => asked === now && of !== now);
+    if (!left.length) return;
     setTimeout(() => {
-      for (const card of missing) card.asked = null;
+      for (const card of left) if (card.asked === now) card.asked = null;
       load();
     }, AGAIN_MS);
   }
