@@ -283,3 +283,23 @@ def test_columns_of_many_rows_are_merged_a_part_of_the_buckets_at_a_time():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 12e6, f"{peak / 1e6:.0f} MB, where the sums of these columns take 5"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "firsts"),
+    [
+        (None, None, [0, 60, 120, 180, 240]),
+        (59, 60, [0, 60]),
+        (60, 60, [60]),
+        (None, 59, [0]),
+        (240, None, [240]),
+        (299, 400, [240]),
+        (300, None, []),
+    ],
+)
+def test_of_some_steps_the_log_reads_only_their_batches(store, begin, end, firsts):
+    store.clear()
+    store.send("a", streams.Stream(streams.healthy(300, 4)), 60)
+    with store.database.read() as connection:
+        found = store.archive.log.read_run(connection, runs.get_run(connection, RUN).run_id, begin, end)
+    assert [int(batch.columns.steps[0]) for batch in found] == firsts
