@@ -91,8 +91,8 @@ def load_details(
 
     ``hidden`` members are left out; a sentence counts them. ``is_brief`` leaves out layers that are not members if no
     text depends on them: they are most of the rows. Incidents of one run come with ``run_id``: a cluster asks only its
-    node then, also if another one hangs. ``measurements`` of the collector have decoded most batches; a writing
-    transaction, which may not fill their cache, comes without. Composes missing summaries, so of writing transactions
+    node then, also if another one hangs. ``measurements`` is the collector's reader, whose cache has most batches;
+    a writing transaction, which may not fill it, comes without. Composes missing summaries, so of writing transactions
     only the deletion of a run may call this.
     """
     measurements = measurements or Reader(BatchLog(LayerSetCache(), CACHE_BYTES), TileStore(CACHE_BYTES))

@@ -75,12 +75,6 @@ _RUNS_OF_EFFECTS = select(_EFFECT.c.run_id).where(
 )
 
 
-def _may_be_cause(run_id: int | None) -> ColumnElement[bool]:
-    """Return the condition of an incident that may explain some with messages to come, of one run or of all."""
-    effects = _RUNS_OF_EFFECTS if run_id is None else _RUNS_OF_EFFECTS.where(_EFFECT.c.run_id == run_id)
-    return and_(incident.c.run_id.in_(effects), incident.c.rule.in_(causes.CAUSE_RULES))
-
-
 def _incidents(run_id: ColumnElement[int]) -> Select[Any]:
     """Return the query for the incidents with messages to come, ``run_id`` being that of the run."""
     is_detached = exists().where(run.c.run_id == run_id, run.c.ended == DETACHED).label("is_detached")
@@ -91,6 +85,12 @@ _INCIDENTS = _incidents(incident.c.run_id)
 _OVER = _INCIDENTS.where(incident.c.state != "open")  # all that is to be done without an endpoint
 _RUN_ID = bindparam("run_id", type_=BigInteger)
 _LOCKED = _incidents(_RUN_ID).where(incident.c.run_id == _RUN_ID).with_for_update(of=incident, skip_locked=True)
+
+
+def _may_be_cause(run_id: int | None) -> ColumnElement[bool]:
+    """Return the condition of an incident that may explain some with messages to come, of one run or of all."""
+    effects = _RUNS_OF_EFFECTS if run_id is None else _RUNS_OF_EFFECTS.where(_EFFECT.c.run_id == run_id)
+    return and_(incident.c.run_id.in_(effects), incident.c.rule.in_(causes.CAUSE_RULES))
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,7 @@ def _by_run(rows: Sequence[RowMapping], muted: frozenset[str]) -> Mapping[int, S
     return found
 
 
-def _cause_rows(
-    connection: Connection, rows: Sequence[RowMapping], may_be_cause: ColumnElement[bool]
-) -> list[RowMapping]:
+def _cause_rows(connection: Connection, rows: Sequence[RowMapping], which: ColumnElement[bool]) -> list[RowMapping]:
     """Return the incidents that may explain some of these: with messages to come, or that the run ended on.
 
     None is locked or skipped: an incident that another transaction locks explains others as it was before.
@@ -202,7 +200,7 @@ def _cause_rows(
         return []
     # Not "= ended": SQLite would read all of the store that ended.
     is_needed = or_(_HAS_MESSAGES_TO_COME, incident.c.state.not_in(("open", "resolved")))
-    return list(connection.execute(select(incident).where(may_be_cause, is_needed)).mappings())
+    return list(connection.execute(select(incident).where(which, is_needed)).mappings())
 
 
 def compose_drafts(

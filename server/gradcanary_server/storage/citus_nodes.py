@@ -196,7 +196,7 @@ class Nodes(BackgroundLoop):
             named = {run_id for given in (many or [one]) for run_id in _named_runs(connection, statement, given)}
             if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
-            if isinstance(statement, SelectBase) and asks_all_nodes(statement, named):
+            if isinstance(statement, SelectBase) and may_ask_all_nodes(statement, named):
                 return _restricted(statement, [*named] or _runs_here(connection, away)), many, one
         return statement, many, one
 
@@ -219,10 +219,11 @@ def _named_runs(connection: Connection, statement: Executable, given: Given) -> 
             yield from [value] if isinstance(value, int) else value
 
 
-def asks_all_nodes(statement: SelectBase, named: Collection[int]) -> bool:
-    """Return True if Citus asks each node for this query, though it names these runs.
+def may_ask_all_nodes(statement: SelectBase, named: Collection[int]) -> bool:
+    """Return True if Citus may ask each node for a query that names these runs, none = all.
 
-    Of several runs it does so for tables that are joined, of one for a query inside the query.
+    Of several runs it asks for tables that are joined, of one for a query inside the query: that is about the same run
+    in all queries of this package.
     """
     return len(named) != 1 or sum(isinstance(each, SelectBase) for each in visitors.iterate(statement)) > 1
 

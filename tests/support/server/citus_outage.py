@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -141,8 +142,10 @@ def faults_of(given: argparse.Namespace) -> list[str]:
         try:
             watch = Watch(collector.url, given.seconds / 40, given.read_pause)
             away, back, done = outage(watch, names, given)
-            opened = [(each["run"], each["opened"]) for each in collector.get("/api/v1/incidents").json()["incidents"]]
-            wrong = compare(collector, names, Path(folder) / "alone", receiver.url)
+            opened = {each["id"]: each for each in collector.get("/api/v1/incidents").json()["incidents"]}
+            time.sleep(MESSAGE_S)
+            late = late_messages(receiver, [each for each in opened.values() if each["run"] in names])
+            wrong = compare(collector, names, Path(folder) / "alone")
         finally:
             collector.kill()
             receiver.close()
@@ -158,8 +161,8 @@ def faults_of(given: argparse.Namespace) -> list[str]:
     for wait, at, name in reversed(worst):
         print(f"  {name} waited {wait:.2f} s from {at:+.2f} s on")
     print(f"all done {done - back:.1f} s after it was back")
-    late = late_messages(receiver, [each for each in opened if each[0] in others])
-    print(f"incidents elsewhere: {sum(name in others for name, _ in opened)}, with messages too late {late}")
+    late = {number: wait for number, wait in late.items() if opened[number]["run"] in others}
+    print(f"incidents elsewhere: {sum(each['run'] in others for each in opened.values())}, with late messages: {late}")
     longest, statuses = watch.report(away, back)
     seen = {
         f"runs of other nodes waited {max(waits):.2f} s": max(waits) > ACK_S,
@@ -173,11 +176,15 @@ def faults_of(given: argparse.Namespace) -> list[str]:
     return [fault for fault, is_so in seen.items() if is_so]
 
 
-def late_messages(receiver: Receiver, opened: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """Return the runs with an incident whose message came late, and how late."""
-    came = {message.data["run"]: message.at for message in reversed(receiver.got) if message.type != "test"}
-    waits = {name: came.get(name, math.inf) - datetime.fromisoformat(at).timestamp() for name, at in opened}
-    return {name: wait for name, wait in waits.items() if wait > MESSAGE_S}
+def late_messages(receiver: Receiver, incidents: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Return the incidents whose first message came late, and how late."""
+    came = {message.data["incident"]: message.at for message in reversed(receiver.got)}
+    waits = {
+        each["id"]: came.get(each["id"], math.inf) - datetime.fromisoformat(each["opened"]).timestamp()
+        for each in incidents
+        if each["caused_by"] is None
+    }
+    return {number: wait for number, wait in waits.items() if wait > MESSAGE_S}
 
 
 def outage(watch: Watch, names: Sequence[str], given: argparse.Namespace) -> tuple[float, float, float]:
@@ -206,10 +213,10 @@ def outage(watch: Watch, names: Sequence[str], given: argparse.Namespace) -> tup
     return away, back, done
 
 
-def compare(collector: Collector, names: Sequence[str], folder: Path, webhook: str) -> dict[str, str]:
+def compare(collector: Collector, names: Sequence[str], folder: Path) -> dict[str, str]:
     """Return the first difference of each training from what plain PostgreSQL says of it."""
     with postgres.running() as plain:
-        alone = Collector(folder, ("--webhook", webhook), db=plain.create_store()).start()
+        alone = Collector(folder, db=plain.create_store()).start()
         try:
             left = Watch(alone.url, pause_s=0.0)
             for name in names:

@@ -3,11 +3,11 @@
 {
   const { draw, go, on, onAttribute, onChange, onMove, plots, put } = window.gradcanary;
   const FEW = 12; // more lines than these are counted
-  const AGAIN_MS = 2000; // after a question that nobody answered
+  const AGAIN_MS = 2000; // after a question that nobody answered, and twice as long after the next one, up to 16 s
   const AT_ONCE = 4; // figures that a page at rest asks for
   const SHOWN = 60; // entries of a legend at a time
 
-  const cards = new Map(); // element -> { element, key, asked, of, number, found, sought }
+  const cards = new Map(); // element -> { element, key, asked, of, number, found, sought, tries, waits }
   const inSight = new Set(); // elements
   let news = ""; // the run, its revision and the query that the page shows, as a text
   let told = {}; // the same
@@ -47,13 +47,13 @@
   // ---- figures
 
   function load() {
-    ask(Array.from(inSight, (element) => cards.get(element)).filter(({ of, asked }) => of !== news && asked !== news));
+    ask(Array.from(inSight, (element) => cards.get(element)).filter(({ of, asked, waits }) => !waits && of !== news && asked !== news));
   }
 
   // Once a page is at rest it is completed, a few figures at a time, for a fast wheel.
   function complete() {
     const all = Array.from(cards.values());
-    if (!document.hidden && !all.some(({ asked, of }) => asked && asked !== of)) ask(all.filter(({ asked }) => !asked).slice(0, AT_ONCE));
+    if (!document.hidden && !all.some(({ asked, of }) => asked && asked !== of)) ask(all.filter(({ asked, waits }) => !asked && !waits).slice(0, AT_ONCE));
   }
 
   async function ask(missing) {
@@ -68,15 +68,22 @@
     }
     const asked = fetch("/_metrics?" + query, { cache: "no-store" });
     const answer = await asked.then((response) => (response.ok ? response.json() : null)).catch(() => null);
-    if (answer) for (const panel of answer.panels) show(panel, now, number, question);
-    else for (const card of missing) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
-    // Also a card that the answer leaves out, or that is one of another run by now: else no other would be completed.
-    const left = missing.filter(({ asked, of }) => asked === now && of !== now);
-    if (!left.length) return;
-    setTimeout(() => {
-      for (const card of left) if (card.asked === now) card.asked = null;
+    try {
+      if (answer) for (const panel of answer.panels) show(panel, now, number, question);
+      else for (const card of missing) part(card, ".plot").dataset.says = "The collector does not answer; asked again soon.";
+    } finally {
+      askAgain(missing.filter(({ asked, of }) => asked === now && of !== now));
+    }
+  }
+
+  // Also what an answer left out, or was about another run: else no other card would be completed.
+  function askAgain(left) {
+    for (const card of left) Object.assign(card, { asked: null, waits: true, tries: (card.tries || 0) + 1 });
+    const tries = Math.min(Math.max(0, ...left.map((card) => card.tries)), 4);
+    if (tries) setTimeout(() => {
+      for (const card of left) card.waits = false;
       load();
-    }, AGAIN_MS);
+    }, AGAIN_MS * 2 ** (tries - 1));
   }
 
   function show(panel, of, number, question) {
@@ -84,7 +91,7 @@
     const card = place && cardAt(place);
     // The reader has gone on to another run, or a later question was answered sooner.
     if (question.run !== told.run || !card || (card.number || 0) > number) return;
-    Object.assign(card, { of, number, found: panel });
+    Object.assign(card, { of, number, found: panel, tries: 0 });
     part(card, "a.save").href = "/_download/metrics?" + new URLSearchParams({ ...question, key: panel.key });
     put(place, panel.figure);
     const aside = part(card, ".aside");
