@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--node", required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--trainings", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--read-pause", type=float, default=READ_PAUSE_S)
     faults = faults_of(parser.parse_args())
     print("faults:", faults)
@@ -137,7 +138,7 @@ def faults_of(given: argparse.Namespace) -> list[str]:
     names = [f"away-{int(time.time())}-{number}" for number in range(given.trainings)]
     receiver = Receiver()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ("--workers", "2", "--webhook", receiver.url)
+        arguments = ("--workers", str(given.workers), "--webhook", receiver.url)
         collector = Collector(Path(folder) / "cluster", arguments, db=given.db).start()
         try:
             watch = Watch(collector.url, given.seconds / 40, given.read_pause)
@@ -177,7 +178,7 @@ def faults_of(given: argparse.Namespace) -> list[str]:
 
 
 def late_messages(receiver: Receiver, incidents: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Return the incidents whose first message came late, and how late."""
+    """Return the incidents whose first message came late, and how late; one that another explains may have none."""
     came = {message.data["incident"]: message.at for message in reversed(receiver.got)}
     waits = {
         each["id"]: came.get(each["id"], math.inf) - datetime.fromisoformat(each["opened"]).timestamp()
