@@ -295,6 +295,8 @@ def _other_curve(other: OtherRun | None) -> Curve | None:
 def _figures(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
+            # Before what the style sheet arranges by it.
+            html.Div(id="metrics-state", hidden=True, **{"data-panels": contents.get("metrics-state")}),
             elements.card(
                 "heat",
                 figure_controls.bar(contents),
@@ -320,7 +322,6 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
             ),
             figure_controls.of_metrics(contents),
             static.slot("panels", contents.get("panels"), className="panels"),
-            html.Div(id="metrics-state", hidden=True, **{"data-panels": contents.get("metrics-state")}),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],
         className="figures",

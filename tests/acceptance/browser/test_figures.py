@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable
 from itertools import combinations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from support.browser import scenes
 from support.browser.plots import (
@@ -130,6 +131,21 @@ def test_crosshair_goes_through_every_figure(logged: Any, open_page: Callable[..
     expect(page.locator(".unseen[role=status]")).to_contain_text(re.compile(r"step 21\d 0\.\d+ 0\.\d"))
     page.keyboard.press("Escape")
     expect(page.locator(".crosshair:visible")).to_have_count(0)
+
+
+def test_a_figure_that_is_drawn_restyles_no_other_part_of_the_page(
+    logged: Any, open_page: Callable[..., Page], browser: Browser
+) -> None:
+    page = open_run(open_page, logged.url, RUN)
+    until(page, "document.querySelectorAll('.panel .plot:not(:has(.main-svg))').length === 0")  # at rest
+    browser.start_tracing(page=page, categories=["devtools.timeline"])
+    page.get_by_role("button", name="Draw the trend of blocks.1").first.click()
+    page.wait_for_selector("#trend-title:has-text('blocks.1')")
+    page.wait_for_timeout(500)
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    restyled = [event["args"]["elementCount"] for event in events if event["name"] == "UpdateLayoutTree"]
+    # Not all of the page again at each drawing, as when a rule asks with :has() what is anywhere in it.
+    assert 0 < sum(restyled) < 2 * page.evaluate("document.querySelectorAll('*').length")
 
 
 @pytest.mark.parametrize("width", [1440, 800, 390])
