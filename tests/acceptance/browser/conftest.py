@@ -40,6 +40,7 @@ class Proxy(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128  # with the 5 of its kind a page that asks for much at once waits a second for a connection
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Forward)
