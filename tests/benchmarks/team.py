@@ -1,7 +1,7 @@
 """A team's collector: a hundred trainings post to it while ten people look on. Acknowledgements, CPU, memory, disk.
 
 python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--settle 30] [--tabs 10]
-    [--database postgresql] [--workers 2]
+    [--database postgresql] [--workers 2] [--pages-apart]
 Each training has ten steps a second, all sampled, absmax and norm, in a batch each half second, or as seldom as the
 collector asks for, which agents heed. They begin one after the other, and what is measured begins when all have been
 there for a while: a collector asks for larger batches in steps of some seconds. An acknowledgement counts from the
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--tabs", type=int, default=10)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--workers", type=int, default=1, help="processes of the collector, on PostgreSQL")
+    parser.add_argument("--pages-apart", action="store_true", help="pages in a process of their own, at nice 10")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gradcanary-team-") as folder, contextlib.ExitStack() as stack:
         database = stack.enter_context(postgresql.running()) if given.database == "postgresql" else None
@@ -54,11 +55,15 @@ def main() -> int:
         options = ("--workers", str(given.workers)) if given.workers > 1 else ()
         collector = stack.enter_context(servers.collector(Path(folder) / "data", address, *options))
         measured = {"collector": collector.processes}
+        front = collector
+        if given.pages_apart:
+            front = stack.enter_context(servers.pages(Path(folder) / "pages", collector.url))
+            measured["pages"] = front.processes
         if database is not None:
             measured["PostgreSQL"] = database.processes
         lasts_s = given.settle + given.seconds
         with jobs.Jobs(collector.url, given.jobs, given.layers, seconds=lasts_s) as load:
-            with tabs.Tabs(collector.url, shown(given.tabs, given.jobs)) as readers:
+            with tabs.Tabs(front.url, shown(given.tabs, given.jobs)) as readers:
                 time.sleep(given.settle)
                 readers.answers_s.clear()
                 with Meter(measured) as meter:
