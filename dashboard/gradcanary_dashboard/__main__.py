@@ -36,7 +36,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     app = create_app(arguments.collector, token=os.environ.get("GRADCANARY_TOKEN") or None, trusted=trusted)
     names = [name.strip() for name in os.environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()]
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, *names], www_redirect=False)
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning", server_header=False)
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        lifespan="off",  # Dash would answer unknown addresses as if they were pages
+        log_level="warning",
+        server_header=False,
+    )
 
 
 def _loopback(host: str) -> str:

@@ -74,7 +74,26 @@ def _mount(server: FastAPI, collector: Collector, framed_by: Sequence[str] = ())
 
 def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:
     """Return a server with the dashboard alone; it reads with one token for all readers."""
+    server = _server()
+    _mount(server, Collector(collector_url, token=token, trusted=trusted))
+    return server
+
+
+def create_pages(
+    collector_url: str,
+    *,
+    public_url: str | None,
+    signs_in: bool,
+    trusted: ssl.SSLContext | None,
+    framed_by: Sequence[str],
+) -> FastAPI:
+    """Return a server with what :func:`mount` puts on a collector's, which sends it the requests for pages."""
+    server = _server()
+    mount(server, collector_url, public_url=public_url, signs_in=signs_in, trusted=trusted, framed_by=framed_by)
+    return server
+
+
+def _server() -> FastAPI:
     server = FastAPI(openapi_url=None)
     server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    _mount(server, Collector(collector_url, token=token, trusted=trusted))
     return server

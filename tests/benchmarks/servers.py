@@ -75,12 +75,6 @@ def collector(data: Path, db: str | None = None, *options: str) -> Server:
     return Server(data, *command, ready="/api/v1/runs")
 
 
-def pages(data: Path, collector_url: str) -> Server:
-    """Return the pages of a collector in a process of their own; batches come first, so it is nice."""
-    command = ("-c", "import os, runpy; os.nice(10); runpy.run_module('gradcanary_dashboard', run_name='__main__')")
-    return Server(data, *command, "--collector", collector_url, "--port", "{port}", ready="/")
-
-
 def cpu_of(processes: Iterable[psutil.Process]) -> float:
     """Return the seconds of CPU that processes have used, with those of their children that are gone."""
     used = 0.0

@@ -47,23 +47,20 @@ def main() -> int:
     parser.add_argument("--tabs", type=int, default=10)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--workers", type=int, default=1, help="processes of the collector, on PostgreSQL")
-    parser.add_argument("--pages-apart", action="store_true", help="pages in a process of their own, at nice 10")
+    parser.add_argument("--pages-apart", action="store_true", help="pages in a process of their own")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gradcanary-team-") as folder, contextlib.ExitStack() as stack:
         database = stack.enter_context(postgresql.running()) if given.database == "postgresql" else None
         address = database and database.create_database()
         options = ("--workers", str(given.workers)) if given.workers > 1 else ()
+        options += ("--pages-apart",) if given.pages_apart else ()
         collector = stack.enter_context(servers.collector(Path(folder) / "data", address, *options))
         measured = {"collector": collector.processes}
-        front = collector
-        if given.pages_apart:
-            front = stack.enter_context(servers.pages(Path(folder) / "pages", collector.url))
-            measured["pages"] = front.processes
         if database is not None:
             measured["PostgreSQL"] = database.processes
         lasts_s = given.settle + given.seconds
         with jobs.Jobs(collector.url, given.jobs, given.layers, seconds=lasts_s) as load:
-            with tabs.Tabs(front.url, shown(given.tabs, given.jobs)) as readers:
+            with tabs.Tabs(collector.url, shown(given.tabs, given.jobs)) as readers:
                 time.sleep(given.settle)
                 readers.answers_s.clear()
                 with Meter(measured) as meter:

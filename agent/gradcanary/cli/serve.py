@@ -37,6 +37,8 @@ NEWER_PYTHON = """\
 gradcanary: {command} needs Python {needed} or newer, and this is {found}: install gradcanary[all] for a newer one. \
 Trainings may keep {found}."""
 
+PAGES_OF_WORKERS = "gradcanary up: --workers N shares out the pages, too: leave out --pages-apart, or --workers"
+
 SCOPES = ("ingest", "read", "admin")
 
 
@@ -57,6 +59,8 @@ def add_up(commands: Commands) -> None:
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")
     text = "processes that share the port, one for each core to use; PostgreSQL only (default: %(default)s)"
     command.add_argument("--workers", type=_workers, default=1, metavar="N", help=text)
+    text = "draw the pages in a process of their own: batches wait less for pages, and pages for batches"
+    command.add_argument("--pages-apart", action="store_true", help=text)
     command.set_defaults(run=_up)
 
 
@@ -221,8 +225,10 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> None:
     from gradcanary_dashboard.app import mount
+    from gradcanary_dashboard.collector.client import trust_only
     from gradcanary_server.app import create_app, prepare_store
-    from gradcanary_server.ops.process import Listener, Server, announce_start, configure_logging, trust_only
+    from gradcanary_server.ops.pages_process import PagesProcess
+    from gradcanary_server.ops.process import Listener, Server, announce_start, configure_logging
     from gradcanary_server.ops.workers import Supervisor, WorkerBoard
     from gradcanary_server.settings import Settings as ServerSettings
 
@@ -244,17 +250,30 @@ def _serve(arguments: argparse.Namespace) -> None:
 
         def serve(board: WorkerBoard | None = None) -> None:
             app = create_app(settings, board)
-            trusted = None if settings.tls is None else trust_only(settings.tls.chain)
             mount(
                 app,
                 listener.own_url,
                 public_url=settings.public_url,
                 signs_in=settings.auth,
-                trusted=trusted,
+                trusted=None if settings.tls is None else trust_only(settings.tls.chain),
                 framed_by=settings.framed_by,
             )
             Server(app, listener.url, is_worker=board is not None).run([listener.socket])
 
+        if arguments.pages_apart:
+            if settings.workers > 1:
+                raise UsageError(PAGES_OF_WORKERS)
+            app = create_app(settings)
+            told = {
+                "collector_url": listener.own_url,
+                "public_url": settings.public_url,
+                "signs_in": settings.auth,
+                "chain": None if settings.tls is None else str(settings.tls.chain.absolute()),
+                "framed_by": list(settings.framed_by),
+            }
+            with PagesProcess("gradcanary_dashboard.process", told) as app.router.default:
+                Server(app, listener.url).run([listener.socket])
+            return
         if settings.workers == 1:
             serve()
             return

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -282,6 +283,14 @@ class Collector:
             while self._kept_bytes > KEPT_BYTES:
                 _, dropped = self._kept.popitem(last=False)
                 self._kept_bytes -= dropped.size
+
+
+def trust_only(chain: str | Path) -> ssl.SSLContext:
+    """Return a context that accepts the certificate of this file and no other, under any name."""
+    context = ssl.create_default_context(cafile=str(chain))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context
 
 
 def _path(run: str) -> str:

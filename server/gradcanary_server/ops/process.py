@@ -9,12 +9,10 @@ import os
 import shlex
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -255,14 +253,6 @@ def _bind(host: str, port: int) -> socket.socket:
             "Stop it, or choose another port with --port."
         ) from error
     return listener
-
-
-def trust_only(chain: Path) -> ssl.SSLContext:
-    """Return a client context that accepts this certificate and no other, under any name."""
-    context = ssl.create_default_context(cafile=str(chain))
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.check_hostname = False
-    return context
 
 
 class JsonLines(logging.Formatter):

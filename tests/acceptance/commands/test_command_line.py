@@ -303,3 +303,8 @@ def test_a_browser_that_was_sent_here_by_a_strangers_dns_is_refused(collector_fa
         assert httpx.get(f"{collector.url}/api/v1/runs", headers={"Host": host}).status_code == 200, host
     for path in ("/api/v1/runs", "/"):
         assert httpx.get(collector.url + path, headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_workers_have_no_process_of_the_pages_beside_them(capsys):
+    words = ("--db", "postgresql://nobody@127.0.0.1:9/none", "--workers", "2", "--pages-apart")
+    assert "leave out --pages-apart, or --workers" in refused(capsys, "up", "--port", "0", *words)

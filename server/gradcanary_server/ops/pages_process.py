@@ -1,0 +1,173 @@
+"""The pages in a process of their own (``gradcanary up --pages-apart``), and the way to them from the collector's port.
+
+A page is drawn for as long as 20 batches are taken in: in one interpreter batches wait for pages
+(docs/results/performance.md, "A team").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import httpx
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from gradcanary_server.errors import SettingsError
+
+ANSWER_S = 60.0
+"""To the first byte of an answer: a change may take 30 s (the dashboard's collector.client.CHANGE_S)."""
+
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Before a process that ended is started again, by how often it ended in a row."""
+
+STEADY_S = 60.0
+"""A process that lived as long as this is started again after the first of these times."""
+
+END_S = 5.0
+"""A process that has not ended by then is killed."""
+
+HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
+"""Headers that are about one connection, not about the answer (RFC 9110, 7.6.1)."""
+
+logger = logging.getLogger(__name__)
+
+
+class PagesProcess:
+    """Keeps ``python -m module`` running inside the block, and answers requests with what it answers.
+
+    The process reads ``told`` from its first line of input, with the descriptor ``fd`` of the socket to serve. Its
+    input ends when this process does, however that ends. The socket is this process's: a request that comes while the
+    pages are started again waits for them.
+    """
+
+    def __init__(self, module: str, told: Mapping[str, object]) -> None:
+        if sys.platform == "win32":
+            raise SettingsError("--pages-apart needs the sockets of Linux or macOS. Leave it out.")
+        self._command = [sys.executable, "-m", module]
+        self._told = told
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="gradcanary-pages-")  # only this user may enter it
+        path = str(Path(self._folder.name) / "socket")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        self._socket.listen(1024)
+        # The expiry: uvicorn drops a connection that is idle for 5 s; such a connection must not be used again.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=path, limits=limits), timeout=ANSWER_S, trust_env=False
+        )
+        self._thread = threading.Thread(target=self._keep_running, name="gradcanary-pages-process", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        process = self._process
+        if process is not None:
+            _input(process).close()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._thread.join()
+        self._socket.close()
+        self._folder.cleanup()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that the collector has no route for."""
+        request = Request(scope, receive)
+        try:
+            passing = await self._answer(request)
+        except httpx.HTTPError:
+            # A page asks again; a program reads why.
+            words = "The process of the pages does not answer. The collector goes on, and starts it again if it ended."
+            passing = PlainTextResponse(words, HTTPStatus.BAD_GATEWAY)
+        await passing(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            answer = await self._pass_on(request)
+        except httpx.RemoteProtocolError:  # it has ended since its last answer
+            if request.method not in ("GET", "HEAD"):
+                raise
+            answer = await self._pass_on(request)
+        if "content-length" in answer.headers:
+            # In one piece: else the collector would compress again what is too small for it.
+            passing = Response(b"".join([piece async for piece in answer.aiter_raw()]), answer.status_code)
+        else:
+            ended = BackgroundTask(answer.aclose)
+            passing = StreamingResponse(answer.aiter_raw(), answer.status_code, background=ended)
+        passing.raw_headers = _of_message(answer.headers.raw)
+        return passing
+
+    async def _pass_on(self, request: Request) -> httpx.Response:
+        query = request.scope["query_string"]
+        path = request.scope["raw_path"] + (b"?" + query if query else b"")
+        has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+        passed = httpx.Request(  # a client's own would add headers
+            request.method,
+            httpx.URL("http://pages", raw_path=path),
+            headers=_of_message(request.headers.raw),
+            content=request.stream() if has_body else None,
+        )
+        return await self._http.send(passed, stream=True)
+
+    def _keep_running(self) -> None:
+        ends = 0
+        while not self._closing.is_set():
+            started = time.monotonic()
+            how = self._run()
+            if self._closing.is_set():
+                return
+            ends = 0 if time.monotonic() - started > STEADY_S else ends
+            wait_s = BACKOFF_S[min(ends, len(BACKOFF_S) - 1)]
+            logger.warning("the process of the pages %s: it is started again in %s s", how, wait_s)
+            ends += 1
+            self._closing.wait(wait_s)
+
+    def _run(self) -> str:
+        """Run the process until it ends; return how it did."""
+        try:
+            self._process = process = subprocess.Popen(  # noqa: S603 -- our own module
+                self._command,
+                stdin=subprocess.PIPE,
+                pass_fds=[self._socket.fileno()],
+                start_new_session=True,  # Ctrl-C reaches all processes of a terminal, and this one ends with its input
+            )
+        except OSError as error:  # no memory, or a limit of processes
+            return f"could not be started ({error.strerror})"
+        told = json.dumps({**self._told, "fd": self._socket.fileno()})
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(_input(process).fileno(), told.encode() + b"\n")
+        return f"ended (status {process.wait()})"
+
+
+def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    if process.stdin is None:
+        raise RuntimeError("it was started without an input")
+    return process.stdin
+
+
+def _of_message(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in HOP_BY_HOP]
