@@ -24,6 +24,8 @@ from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
+    from gradcanary_server.ops.process import Listener
+    from gradcanary_server.settings import Settings as ServerSettings
 
 DEFAULT_PORT = 8787
 MAX_WORKERS = 64
@@ -224,10 +226,8 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from gradcanary_dashboard.app import mount
     from gradcanary_dashboard.collector.client import trust_only
     from gradcanary_server.app import create_app, prepare_store
-    from gradcanary_server.ops.pages_process import PagesProcess
     from gradcanary_server.ops.process import Listener, Server, announce_start, configure_logging
     from gradcanary_server.ops.workers import Supervisor, WorkerBoard
     from gradcanary_server.settings import Settings as ServerSettings
@@ -247,6 +247,10 @@ def _serve(arguments: argparse.Namespace) -> None:
             tls_key=arguments.tls_key,
             workers=arguments.workers,
         )
+        if arguments.pages_apart:
+            _serve_apart(settings, listener)
+            return
+        from gradcanary_dashboard.app import mount  # not where another process draws the pages
 
         def serve(board: WorkerBoard | None = None) -> None:
             app = create_app(settings, board)
@@ -260,20 +264,6 @@ def _serve(arguments: argparse.Namespace) -> None:
             )
             Server(app, listener.url, is_worker=board is not None).run([listener.socket])
 
-        if arguments.pages_apart:
-            if settings.workers > 1:
-                raise UsageError(PAGES_OF_WORKERS)
-            app = create_app(settings)
-            told = {
-                "collector_url": listener.own_url,
-                "public_url": settings.public_url,
-                "signs_in": settings.auth,
-                "chain": None if settings.tls is None else str(settings.tls.chain.absolute()),
-                "framed_by": list(settings.framed_by),
-            }
-            with PagesProcess("gradcanary_dashboard.process", told) as app.router.default:
-                Server(app, listener.url).run([listener.socket])
-            return
         if settings.workers == 1:
             serve()
             return
@@ -288,6 +278,25 @@ def _serve(arguments: argparse.Namespace) -> None:
                 serve=lambda number: serve(replace(board, own=number)),
                 announce=lambda: announce_start(settings, services.endpoint_lines, services.new_tokens, listener.url),
             ).run()
+
+
+def _serve_apart(settings: ServerSettings, listener: Listener) -> None:
+    from gradcanary_server.app import create_app
+    from gradcanary_server.ops.pages_process import PagesProcess
+    from gradcanary_server.ops.process import Server
+
+    if settings.workers > 1:
+        raise UsageError(PAGES_OF_WORKERS)
+    app = create_app(settings)
+    told = {
+        "collector_url": listener.own_url,
+        "public_url": settings.public_url,
+        "signs_in": settings.auth,
+        "chain": None if settings.tls is None else str(settings.tls.chain.absolute()),
+        "framed_by": list(settings.framed_by),
+    }
+    with PagesProcess("gradcanary_dashboard.process", told) as app.router.default:
+        Server(app, listener.url).run([listener.socket])
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -133,7 +133,7 @@ def test_crosshair_goes_through_every_figure(logged: Any, open_page: Callable[..
     expect(page.locator(".crosshair:visible")).to_have_count(0)
 
 
-def test_a_figure_that_is_drawn_restyles_no_other_part_of_the_page(
+def test_a_figure_that_is_drawn_restyles_the_page_twice_at_most(
     logged: Any, open_page: Callable[..., Page], browser: Browser
 ) -> None:
     page = open_run(open_page, logged.url, RUN)

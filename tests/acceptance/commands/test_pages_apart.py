@@ -1,7 +1,9 @@
 """``gradcanary up --pages-apart``: the same pages from a process of their own, which may end or hang by itself."""
 
 import signal
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,18 @@ def test_an_address_has_the_same_answer(apart: Collector, together: Collector, p
     assert told_by(one) == told_by(other)
 
 
-def test_a_page_is_filled_and_a_change_is_the_readers(apart: Collector) -> None:
+def test_a_program_gets_the_same_refusal(apart: Collector, together: Collector) -> None:
+    one, other = (httpx.get(f"{each.url}/nowhere", timeout=60) for each in (apart, together))
+    assert (one.status_code, one.json()) == (other.status_code, other.json())
+
+
+def test_a_path_is_passed_on_as_it_was_admitted(apart: Collector) -> None:
+    with socket.create_connection(("127.0.0.1", apart.port), timeout=60) as plain:
+        plain.sendall(b"GET /nowhere/../assets/icon.svg HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert plain.makefile("rb").readline().split()[1] == b"404"
+
+
+def test_a_page_is_filled_and_other_sites_are_refused(apart: Collector) -> None:
     asked = {"path": f"/runs/{RUN}", "search": "", "shown": ""}
     slots = httpx.post(f"{apart.url}/_refresh", json=asked, timeout=60).json()["slots"]
     assert "collapsed" in slots["incidents"]
@@ -102,10 +115,26 @@ def test_batches_are_taken_while_the_pages_hang(apart: Collector) -> None:
     [pages] = eventually(lambda: pages_of(apart))
     pages.send_signal(signal.SIGSTOP)
     try:
-        Session(apart.url, run="meanwhile").send(STREAM)
+        with ThreadPoolExecutor(8) as readers:
+            asked = [readers.submit(httpx.get, f"{apart.url}/runs/meanwhile", timeout=60) for _ in range(8)]
+            Session(apart.url, run="meanwhile").send(STREAM)
+            assert not any(each.done() for each in asked)
+            pages.send_signal(signal.SIGCONT)
+            assert {each.result().status_code for each in asked} == {200}
     finally:
         pages.send_signal(signal.SIGCONT)
-    assert httpx.get(f"{apart.url}/runs/meanwhile", timeout=60).status_code == 200
+
+
+def test_requests_under_way_are_answered_when_all_processes_are_told_to_end(tmp_path: Path) -> None:
+    collector = Collector(tmp_path, ("--pages-apart",)).start()
+    assert httpx.get(collector.url, timeout=60).status_code == 200
+    [pages] = pages_of(collector)
+    pages.terminate()  # as systemd does
+    assert httpx.get(collector.url, timeout=60).status_code == 200
+    assert pages.is_running()
+    assert collector.stop() == 0
+    pages.wait(30)
+    assert not any("started again" in line for line in collector.output)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
