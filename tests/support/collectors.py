@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from support import blank_stores, warm
@@ -69,6 +70,12 @@ class Collector:
 
     def get(self, path: str, **params: object) -> httpx.Response:
         return httpx.get(self.url + path, params=params, timeout=30)
+
+    def pages(self) -> list[psutil.Process]:
+        """Return the process of the pages, if it has one that runs."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children()
+        return [each for each in children if each.cmdline()[-1:] == ["gradcanary_dashboard.process"]]
 
     def stop(self) -> int:
         """End it as Ctrl-C does and return its exit status."""

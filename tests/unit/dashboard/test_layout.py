@@ -23,6 +23,7 @@ BELOW = {
     "callbacks": "collector components web pages actions",
     "app": "collector web pages routes actions shell callbacks",
     "__main__": "app",
+    "process": "collector app",
 }
 """What a folder, or a module beside the folders, may import: folders and modules further up in this table."""
 
@@ -46,6 +47,10 @@ IO_ELSEWHERE = {
     "__main__ uses ssl": "the CA file becomes a context",
     "__main__ uses starlette": "the command line names the hosts that are believed",
     "__main__ uses uvicorn": "the command line serves the app",
+    "process uses os": "a process of its own is nice",
+    "process uses socket": "it serves the socket that it inherits",
+    "process uses threading": "it waits for the end of its collector",
+    "process uses uvicorn": "it serves the app",
 }
 """I/O of other modules, each with its reason."""
 

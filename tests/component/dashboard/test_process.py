@@ -1,20 +1,15 @@
-"""``gradcanary up --pages-apart``: the same pages from a process of their own, which may end or hang by itself."""
+"""The process of a collector's pages: the same answers as those of pages in the collector, with its readers' rights."""
 
-import signal
-import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from support.collectors import Collector
 from support.guarded import Guarded
 from support.streams import Session, Stream, collapsed
-from support.waiting import eventually
 
 RUN = "fell"
 STREAM = Stream(collapsed(160, 8, (0, 2), 100))
@@ -40,13 +35,6 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
 def run(apart: Collector, together: Collector) -> None:
     for collector in (apart, together):
         Session(collector.url, run=RUN).send(STREAM)
-
-
-def pages_of(collector: Collector) -> list[psutil.Process]:
-    """Return the process of the pages, if it runs."""
-    assert collector.process is not None
-    children = psutil.Process(collector.process.pid).children()
-    return [each for each in children if each.cmdline()[-1:] == ["gradcanary_dashboard.process"]]
 
 
 def headers_of(answer: httpx.Response) -> dict[str, str]:
@@ -80,17 +68,6 @@ def test_an_address_has_the_same_answer(apart: Collector, together: Collector, p
     assert told_by(one) == told_by(other)
 
 
-def test_a_program_gets_the_same_refusal(apart: Collector, together: Collector) -> None:
-    one, other = (httpx.get(f"{each.url}/nowhere", timeout=60) for each in (apart, together))
-    assert (one.status_code, one.json()) == (other.status_code, other.json())
-
-
-def test_a_path_is_passed_on_as_it_was_admitted(apart: Collector) -> None:
-    with socket.create_connection(("127.0.0.1", apart.port), timeout=60) as plain:
-        plain.sendall(b"GET /nowhere/../assets/icon.svg HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        assert plain.makefile("rb").readline().split()[1] == b"404"
-
-
 def test_a_page_is_filled_and_other_sites_are_refused(apart: Collector) -> None:
     asked = {"path": f"/runs/{RUN}", "search": "", "shown": ""}
     slots = httpx.post(f"{apart.url}/_refresh", json=asked, timeout=60).json()["slots"]
@@ -99,50 +76,16 @@ def test_a_page_is_filled_and_other_sites_are_refused(apart: Collector) -> None:
     assert foreign.status_code == 403
 
 
-def test_pages_that_end_are_started_again(apart: Collector) -> None:
-    assert httpx.get(apart.url, timeout=60).status_code == 200
-    [before] = pages_of(apart)
-    before.kill()
-    before.wait(30)
-    assert httpx.get(f"{apart.url}/api/v1/runs").status_code == 200
-    assert httpx.get(apart.url, timeout=60).status_code == 200
-    [after] = pages_of(apart)
-    assert after.pid != before.pid
-    assert any("the process of the pages ended" in line for line in apart.output)
-
-
-def test_batches_are_taken_while_the_pages_hang(apart: Collector) -> None:
-    [pages] = eventually(lambda: pages_of(apart))
-    pages.send_signal(signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(8) as readers:
-            asked = [readers.submit(httpx.get, f"{apart.url}/runs/meanwhile", timeout=60) for _ in range(8)]
-            Session(apart.url, run="meanwhile").send(STREAM)
-            assert not any(each.done() for each in asked)
-            pages.send_signal(signal.SIGCONT)
-            assert {each.result().status_code for each in asked} == {200}
-    finally:
-        pages.send_signal(signal.SIGCONT)
-
-
 def test_requests_under_way_are_answered_when_all_processes_are_told_to_end(tmp_path: Path) -> None:
     collector = Collector(tmp_path, ("--pages-apart",)).start()
     assert httpx.get(collector.url, timeout=60).status_code == 200
-    [pages] = pages_of(collector)
+    [pages] = collector.pages()
     pages.terminate()  # as systemd does
     assert httpx.get(collector.url, timeout=60).status_code == 200
     assert pages.is_running()
     assert collector.stop() == 0
     pages.wait(30)
     assert not any("started again" in line for line in collector.output)
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_pages_end_with_their_collector(tmp_path: Path, end: str) -> None:
-    collector = Collector(tmp_path, ("--pages-apart",)).start()
-    [pages] = eventually(lambda: pages_of(collector))
-    getattr(collector, end)()
-    pages.wait(30)
 
 
 def test_readers_sign_in_and_tls_is_trusted(tmp_path: Path) -> None:
