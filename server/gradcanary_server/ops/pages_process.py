@@ -1,6 +1,6 @@
 """The pages in a process of their own (``gradcanary up --pages-apart``), and the way to them from the collector's port.
 
-In one interpreter batches wait while a page is drawn (docs/results/performance.md, "Pages in a process of their own").
+In one interpreter batches wait while a page is drawn (docs/results/performance.md, "A team").
 """
 
 from __future__ import annotations
