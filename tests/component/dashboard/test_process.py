@@ -76,16 +76,22 @@ def test_a_page_is_filled_and_other_sites_are_refused(apart: Collector) -> None:
     assert foreign.status_code == 403
 
 
-def test_requests_under_way_are_answered_when_all_processes_are_told_to_end(tmp_path: Path) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Collector]:
     collector = Collector(tmp_path, ("--pages-apart",)).start()
-    assert httpx.get(collector.url, timeout=60).status_code == 200
-    [pages] = collector.pages()
+    yield collector
+    collector.kill()
+
+
+def test_requests_under_way_are_answered_when_all_processes_are_told_to_end(own: Collector) -> None:
+    assert httpx.get(own.url, timeout=60).status_code == 200
+    [pages] = own.pages()
     pages.terminate()  # as systemd does
-    assert httpx.get(collector.url, timeout=60).status_code == 200
+    assert httpx.get(own.url, timeout=60).status_code == 200
     assert pages.is_running()
-    assert collector.stop() == 0
+    assert own.stop() == 0
     pages.wait(30)
-    assert not any("started again" in line for line in collector.output)
+    assert not any("started again" in line for line in own.output)
 
 
 def test_readers_sign_in_and_tls_is_trusted(tmp_path: Path) -> None:

@@ -60,9 +60,15 @@ def test_batches_are_taken_while_the_pages_hang(apart: Collector) -> None:
         pages.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_pages_end_with_their_collector(tmp_path: Path, end: str) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Collector]:
     collector = Collector(tmp_path, ("--pages-apart",)).start()
-    [pages] = eventually(lambda: collector.pages())
-    getattr(collector, end)()
+    yield collector
+    collector.kill()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_pages_end_with_their_collector(own: Collector, end: str) -> None:
+    [pages] = eventually(own.pages)
+    getattr(own, end)()
     pages.wait(30)
