@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Response, expect
 
@@ -320,10 +321,15 @@ def test_alone_the_dashboard_shows_the_same_page(
     shared: Any, standalone: Callable[[str], str], open_page: Callable[..., Page]
 ) -> None:
     mounted = picture(open_run(open_page, shared.url, "?layer=blocks.2.mlp.up.lora_B.weight"))
-    alone = picture(open_run(open_page, standalone(shared.url), "?layer=blocks.2.mlp.up.lora_B.weight"))
+    url = standalone(shared.url)
+    alone = picture(open_run(open_page, url, "?layer=blocks.2.mlp.up.lora_B.weight"))
     assert len(mounted["rows"]) == 96
     assert len(mounted["heatmap"][0][2]) > 96 * 100
     assert alone == mounted
+    unknown = [httpx.get(f"{each}/nowhere", headers={"accept": "text/html"}) for each in (url, shared.url)]
+    assert [(each.status_code, each.headers["content-type"]) for each in unknown] == [
+        (404, "text/html; charset=utf-8")
+    ] * 2
 
 
 def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
