@@ -29,15 +29,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gradcanary_server.errors import SettingsError
+from gradcanary_server.ops.workers import BACKOFF_S, STEADY_S
 
 SILENCE_S = 60.0
 """Without a byte of an answer; a change may take 30 s (the dashboard's collector.client.CHANGE_S)."""
-
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Before a process that ended is started again, by how often it ended in a row."""
-
-STEADY_S = 60.0
-"""A process that lived as long as this is started again after the first of these times."""
 
 END_S = 0.4
 """A process that has not ended by then is killed; by then its requests have been answered."""
