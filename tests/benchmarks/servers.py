@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from typing import Self
 import httpx
 import psutil
 
+from support.ports import free_port
+
 STARTUP_S = 600
 
 
@@ -22,7 +23,7 @@ class Server:
     def __init__(self, data: Path, *command: str, ready: str, **environ: str) -> None:
         """``command`` is for this Python, ``{port}`` in it a free port; ``ready`` a path that answers once it is up."""
         self.data = data
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self._ready = ready
         self._command = [sys.executable, *(each.format(port=self.url.rsplit(":", 1)[1]) for each in command)]
         self._environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
@@ -83,10 +84,3 @@ def cpu_of(processes: Iterable[psutil.Process]) -> float:
             times = each.cpu_times()
             used += times.user + times.system + times.children_user + times.children_system
     return used
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

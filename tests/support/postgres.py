@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ import psycopg
 import pytest
 
 from support.blank_stores import migrate
+from support.ports import free_port
 
 OLDEST = 15
 STARTUP_S = 60
@@ -53,7 +53,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         if self._identity:
             os.chown(folder, self._identity["user"], self._identity["group"])
-        self.port = _free_port()
+        self.port = free_port()
         self._initialise()
         self.start()
         self.execute(f"CREATE ROLE {OWNER} LOGIN PASSWORD '{PASSWORD}'")
@@ -191,11 +191,6 @@ def _version(program: Path) -> int:
         return 0
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return int("".join(digit if digit.isdigit() else " " for digit in said).split()[0])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

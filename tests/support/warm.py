@@ -8,6 +8,7 @@ where they are the subject: the command line, the launchers, the demo, the pages
 import atexit
 import contextlib
 import errno
+import faulthandler
 import gc
 import importlib
 import json
@@ -200,6 +201,7 @@ def _run(words: list[str], env: dict[str, str]) -> None:
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115 -- until the process ends
+    faulthandler.enable()  # so that one that hangs can be asked where, by SIGABRT
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 
 from support.browser import chromium, scenes
 from support.collectors import Collector
+from support.ports import free_port
 
 expect.set_options(timeout=15_000)  # a page of ten figures takes its time on a machine that does other things
 
@@ -258,11 +259,6 @@ def standalone(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     for process in started:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        return server.server_port
 
 
 def await_answer(url: str, process: "subprocess.Popen[bytes]", timeout_s: float = 60.0) -> None:

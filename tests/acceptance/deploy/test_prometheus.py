@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from gradcanary import wire
-from support.agent.ranks import free_port
 from support.collectors import Collector
 from support.deploy import FOLDER, alertmanager, check, edited, tool
+from support.ports import free_port
 from support.receivers import Receiver, status
 from support.streams import Session, Stream, collapsed, healthy, shared_client
 from support.waiting import eventually

@@ -19,10 +19,11 @@ import gradcanary
 from gradcanary_server.storage.schema import session
 from support import PROGRAMS, warm
 from support.agent.fixtures import complaints
-from support.agent.ranks import free_port, said_by
+from support.agent.ranks import finish
 from support.agent.recorded import Recorded, recording, spooling
 from support.agent.scripted import until
 from support.collectors import Collector
+from support.ports import free_port
 from support.programs import data_parallel
 
 SCRIPT = PROGRAMS / "data_parallel.py"
@@ -43,8 +44,7 @@ def trained(
             warm.Process(warm.TRAINING, [str(SCRIPT), str(rank), port, str(out), *urls], spooling(out.parent))
             for rank, urls in enumerate(_urls(by_kind, module_collector) for by_kind in recorded)
         ]
-        said = [said_by(rank) for rank in ranks]
-        assert [rank.wait(60) for rank in ranks] == [0, 0], said
+        said = finish(ranks)
     assert "gradcanary" not in complaints("".join(said), incident_of="nonfinite")
     read = json.loads(out.read_text())
     return {kind: (recorded[0][kind], recorded[1][kind], read[kind]) for kind in kinds}

@@ -7,9 +7,10 @@ import pytest
 
 from support import warm
 from support.agent.documented import example
-from support.agent.ranks import free_port, said_by
+from support.agent.ranks import finish
 from support.agent.recorded import spooling
 from support.collectors import Collector
+from support.ports import free_port
 from support.waiting import eventually
 
 
@@ -28,8 +29,7 @@ def test_the_documented_ranks(
         warm.Process(warm.TRAINING, [str(script)], {**os.environ, **spooling(tmp_path), **told, "RANK": str(rank)})
         for rank in range(2)
     ]
-    said = [*map(said_by, ranks)]
-    assert [rank.wait(60) for rank in ranks] == [0, 0], said
+    said = finish(ranks)
     assert [text.count("gradcanary: watching AdamW, 4 parameters") for text in said] == [1, 0]
     eventually(lambda: module_collector.get(f"/api/v1/runs/{run}").json()["state"] == "finished")
     stored = module_collector.get(f"/api/v1/runs/{run}").json()

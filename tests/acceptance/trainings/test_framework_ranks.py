@@ -5,16 +5,16 @@ All frameworks are run by one pair of processes, watched and unwatched, which al
 
 import contextlib
 import json
-import socket
 
 import pytest
 import torch
 
 from support import PROGRAMS, warm
 from support.agent.fixtures import complaints
-from support.agent.ranks import free_port, said_by
+from support.agent.ranks import finish
 from support.agent.recorded import Recorded, recording, spooling
 from support.collectors import Collector
+from support.ports import free_port
 
 SCRIPT = PROGRAMS / "framework_ranks.py"
 KINDS = ("transformers", "accelerate", "lightning")
@@ -36,18 +36,15 @@ Windows = list[dict[str, torch.Tensor]]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Recorded]], list[dict[str, Windows]]]:
     """What each rank sent, by framework, and its own gradients."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as found, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         sent = {kind: [stack.enter_context(recording()) for _ in range(RANKS)] for kind in KINDS}
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
-        found.close()
+        port = str(free_port())
         words = [[str(SCRIPT), str(rank), port, str(folder)] for rank in range(RANKS)]
         ranks = [
             warm.Process(warm.TRAINING + MODULES, [*mine, *(sent[kind][rank].url for kind in KINDS)], spooling(folder))
             for rank, mine in enumerate(words)
         ]
-        said = "".join(map(said_by, ranks))
-        assert [rank.wait(60) for rank in ranks] == [0] * RANKS, said
+        said = "".join(finish(ranks))
     assert "gradcanary" not in complaints(said)
     return sent, [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
@@ -92,8 +89,7 @@ def test_an_incident_stops_both_ranks_after_the_same_step(
         warm.Process(warm.TRAINING + MODULES, [*mine, module_collector.url], spooling(folder / mine[1]))
         for mine in words
     ]
-    said = [*map(said_by, ranks)]
-    assert [rank.wait(60) for rank in ranks] == [0] * RANKS, said
+    said = finish(ranks)
     first, second = (json.loads(text[text.rindex('{"trans') :].splitlines()[0]) for text in said)
     for kind in ("transformers", "lightning", "documented"):
         assert first[kind]["step"] == second[kind]["step"], kind

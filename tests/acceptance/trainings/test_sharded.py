@@ -14,9 +14,9 @@ import pytest
 
 from support import PROGRAMS, warm
 from support.agent.fixtures import complaints
-from support.agent.ranks import free_port
 from support.agent.recorded import spooling
 from support.collectors import Collector
+from support.ports import free_port
 from support.programs import sharded
 
 SCRIPT = PROGRAMS / "sharded.py"

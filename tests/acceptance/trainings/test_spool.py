@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from support.agent.spooled_trainings import arrived, free_port, kept, training, until
+from support.agent.spooled_trainings import arrived, kept, training, until
 from support.collectors import Collector
+from support.ports import free_port
 
 STEPS = 160
 

@@ -12,10 +12,11 @@ from gradcanary import wire
 from gradcanary_server.storage.schema import batch, session
 from support import warm
 from support.agent.fixtures import complaints
-from support.agent.ranks import free_port, said_by
+from support.agent.ranks import finish, said_by
 from support.agent.recorded import spooling
 from support.agent.scripted import until
 from support.collectors import Collector
+from support.ports import free_port
 from support.programs import unlike_ranks
 
 SCRIPT = str(Path(unlike_ranks.__file__))
@@ -38,9 +39,7 @@ def start(tmp_path: Path) -> Start:
 
 def finished(ranks: list[warm.Process], incident_of: str | None = None) -> None:
     """Wait until the ranks end well; they may have printed an incident of this rule, and nothing else."""
-    said = [said_by(rank) for rank in ranks]
-    assert [rank.wait(60) for rank in ranks] == [0] * len(ranks), said
-    assert "gradcanary" not in complaints("".join(said), incident_of)
+    assert "gradcanary" not in complaints("".join(finish(ranks)), incident_of)
 
 
 def run_of(collector: Collector, name: str) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 import psutil
-from servers import _free_port
 
 from support import receivers
+from support.ports import free_port
 
 STARTUP_S = 300.0
 
@@ -43,7 +43,7 @@ class Collector:
     """``gradcanary up`` on one port; it comes back after a kill."""
 
     def __init__(self, log: Path, where: list[str], webhooks: list[str]) -> None:
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self._log = log
         self._words = ["up", "--port", self.url.rsplit(":", 1)[1], *where]
         self._words += [word for each in webhooks for word in ("--webhook", each)]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import threading
@@ -18,13 +17,6 @@ from support.collectors import Collector
 
 SCRIPT = PROGRAMS / "spooled_training.py"
 WAIT_S = 120
-
-
-def free_port() -> int:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port: int = reserved.getsockname()[1]
-        return port
 
 
 class Trained:
