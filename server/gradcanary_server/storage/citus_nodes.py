@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from sqlalchemy import (
     Join,
     Select,
     SelectBase,
+    Table,
     any_,
     event,
     literal,
@@ -46,6 +48,9 @@ LOOK_S = 1.0
 CONNECT_MS = 1000
 """How long a node may take for a connection: one that is stopped accepts it, and never answers."""
 
+MOST_SHAPES = 1_000
+"""Shapes of queries whose tables are remembered."""
+
 MOST_NAMES = 100_000
 """Names of runs whose node is remembered; some more are looked up again."""
 
@@ -65,6 +70,10 @@ _SIZES = text(
 _SET_UP = f"SET citus.node_connection_timeout = {CONNECT_MS}; SET citus.max_cached_conns_per_worker = 0"
 _RUN_IDS = select(run_name.c.run_id).distinct()
 _OF_RUNS = frozenset(DISTRIBUTED)
+
+_columns_of: dict[tuple[Any, ...], list[tuple[ColumnElement[int], ...]]] = {}
+"""By the shape of a query, for each SELECT in it as they are visited, ``run_id`` of its tables. To find them takes most
+of the time of a restriction. A query of aliases, which are copied with it, is not here."""
 
 Given = Mapping[str, Any]
 """The parameters of a statement."""
@@ -197,7 +206,7 @@ class Nodes(BackgroundLoop):
             if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
             if isinstance(statement, SelectBase) and may_ask_all_nodes(statement, named):
-                return _restricted(statement, [*named] or _runs_here(connection, away)), many, one
+                return restricted(statement, [*named] or _runs_here(connection, away)), many, one
         return statement, many, one
 
 
@@ -233,15 +242,26 @@ def _runs_here(connection: Connection, away: Away) -> list[int]:
     return [run_id for run_id, is_lost in zip(run_ids, away.holds(run_ids), strict=True) if not is_lost]
 
 
-def _restricted(statement: SelectBase, run_ids: list[int]) -> SelectBase:
+def restricted(statement: SelectBase, run_ids: list[int]) -> SelectBase:
     """Return a query with these runs only, named for each of its tables."""
+    key = statement._generate_cache_key()  # noqa: SLF001 -- what SQLAlchemy compiles once
+    known = None if key is None else _columns_of.get(key.key)
+    remembered, found = iter(known or ()), []
 
     def restrict(query: Select[Any]) -> None:
-        columns = [column for each in query.get_final_froms() for column in _run_columns(each)]
+        columns = next(remembered, None)
+        if columns is None:
+            columns = tuple(column for each in query.get_final_froms() for column in _run_columns(each))
+        found.append(columns)
         conditions = tuple(column == any_(literal(run_ids, ARRAY(BigInteger))) for column in columns)
         query._where_criteria += conditions  # noqa: SLF001 -- where() returns another one, and this is a clone
 
-    return visitors.cloned_traverse(statement, {}, {"select": restrict})
+    copy = visitors.cloned_traverse(statement, {}, {"select": restrict})
+    if key is not None and known is None and all(isinstance(each.table, Table) for each in chain.from_iterable(found)):
+        if len(_columns_of) >= MOST_SHAPES:
+            _columns_of.clear()
+        _columns_of[key.key] = found
+    return copy
 
 
 def _run_columns(source: FromClause) -> Iterator[ColumnElement[int]]:
