@@ -55,7 +55,9 @@ def _aliased() -> Select:
 
 
 @pytest.mark.parametrize(
-    ("query", "tables"), [(_joined, ["session", "run", "incident", "run"]), (_aliased, ["other"])], ids=["tables", "alias"]
+    ("query", "tables"),
+    [(_joined, ["session", "run", "incident", "run"]), (_aliased, ["other"])],
+    ids=["tables", "alias"],
 )
 def test_a_query_is_restricted_for_each_table_also_when_its_shape_is_known(query, tables):
     texts = []
