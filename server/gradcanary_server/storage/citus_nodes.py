@@ -48,6 +48,9 @@ LOOK_S = 1.0
 CONNECT_MS = 1000
 """How long a node may take for a connection: one that is stopped accepts it, and never answers."""
 
+NO_RUNS = range(-1024, 0)
+"""Ids that no run has, on all nodes as there are enough of them."""
+
 MOST_SHAPES = 1_000
 """Shapes of queries whose tables are remembered."""
 
@@ -111,12 +114,21 @@ class Away(NamedTuple):
         """Return for each run whether it is on one of these nodes."""
         return np.isin(self.shards.find_nodes(run_ids), [node.groupid for node in self.nodes])
 
+    def left_of(self, run_ids: Sequence[int]) -> list[int]:
+        """Return the runs that are on other nodes.
+
+        If there are none it is an id that no run has, as Citus asks each node for an empty list; without any other
+        node the list is empty.
+        """
+        left = [run_id for run_id, is_lost in zip(run_ids, self.holds(run_ids), strict=True) if not is_lost]
+        return left or [run_id for run_id, is_lost in zip(NO_RUNS, self.holds(NO_RUNS), strict=True) if not is_lost][:1]
+
 
 class Nodes(BackgroundLoop):
     """Asks each node every second, and keeps the statements of an engine from those that do not answer."""
 
     def __init__(self, engine: Engine, probing: Engine) -> None:
-        """``probing`` has a connection of its own, whose settings it changes."""
+        """``probing`` is an engine with one connection, whose settings are changed."""
         super().__init__("nodes", logger)
         self._probing = probing.execution_options(isolation_level="AUTOCOMMIT")
         self._others: tuple[Node, ...] = ()
@@ -206,7 +218,10 @@ class Nodes(BackgroundLoop):
             if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
             if isinstance(statement, SelectBase) and may_ask_all_nodes(statement, named):
-                return restricted(statement, [*named] or _runs_here(connection, away)), many, one
+                run_ids = [*named] or away.left_of(connection.scalars(_RUN_IDS).all())
+                if not run_ids:
+                    raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
+                return restricted(statement, run_ids), many, one
         return statement, many, one
 
 
@@ -237,14 +252,9 @@ def may_ask_all_nodes(statement: SelectBase, named: Collection[int]) -> bool:
     return len(named) != 1 or sum(isinstance(each, SelectBase) for each in visitors.iterate(statement)) > 1
 
 
-def _runs_here(connection: Connection, away: Away) -> list[int]:
-    run_ids = connection.scalars(_RUN_IDS).all()
-    return [run_id for run_id, is_lost in zip(run_ids, away.holds(run_ids), strict=True) if not is_lost]
-
-
 def restricted(statement: SelectBase, run_ids: list[int]) -> SelectBase:
     """Return a query with these runs only, named for each of its tables."""
-    key = statement._generate_cache_key()  # noqa: SLF001 -- what SQLAlchemy compiles once
+    key = statement._generate_cache_key()  # noqa: SLF001 -- SQLAlchemy's key for what it compiles once; there is no public one
     known = None if key is None else _columns_of.get(key.key)
     remembered, found = iter(known or ()), []
 

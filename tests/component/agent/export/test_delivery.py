@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from support import warm
 from support.agent.fixtures import complaints
 from support.agent.scripted import Says, Told, Training, collector_that, once, refusal, reply, until
 from support.effort import EFFORT
+from support.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -287,9 +287,7 @@ def test_refused_token_is_reported_to_attach():
 
 
 def test_a_collector_that_comes_later_gets_everything(capsys):
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=url, run="later") as watch:
         training.steps(100)

@@ -31,6 +31,18 @@ def test_a_run_is_lost_with_the_node_of_its_shard():
     assert away.holds([]).tolist() == []
 
 
+def test_runs_of_nodes_that_answer_are_left_or_an_id_that_no_run_has():
+    """Citus asks each node, also one that is away, for a query with an empty list of runs."""
+    halves = Shards(np.array([-1, 2**31 - 1], np.int32), np.array([1, 2], np.int32))
+    lost, left = [run_id for run_id, hashed in HASHES.items() if hashed >= 0], [0, 1, 5, -7]
+    away = Away((Node(2, "10.0.0.2", 5432),), halves)
+    assert away.left_of(list(HASHES)) == left
+    (nobody,) = away.left_of(lost)
+    assert nobody < 0
+    assert not away.holds([nobody])[0]
+    assert Away((Node(1, "10.0.0.1", 5432), *away.nodes), halves).left_of(lost) == []
+
+
 def test_what_may_ask_all_nodes():
     """By the run of the outer query alone Citus 13 does not find the node of one inside a condition with OR."""
     of_run = select(incident).where(incident.c.run_id == 7)
