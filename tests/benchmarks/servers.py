@@ -12,6 +12,8 @@ from typing import Self
 import httpx
 import psutil
 
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
 from support.ports import free_port
 
 STARTUP_S = 600
