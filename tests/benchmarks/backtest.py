@@ -54,7 +54,7 @@ def play(folder: Path) -> None:
             rows = {row.name: row for row in backtest_worker.select_runs(connection)}
         for steps, blocks in RUNS:
             mine = rows[f"of-{steps}"]
-            play = partial(backtest_worker.play_run, state.database, state.archive, IN_FORCE, mine)
+            play = partial(backtest_worker.play_run, state.database, state.measurements, IN_FORCE, mine)
             took = [cpu_s(play) for _ in "abc"]
             print(f"{steps:,} steps x {12 * blocks} layers: {median(took):.2f} s of CPU")
 
