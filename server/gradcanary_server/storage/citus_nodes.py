@@ -8,17 +8,18 @@ changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, Executable, SelectBase, event, select, text
-from sqlalchemy.sql import visitors
+from sqlalchemy import Connection, Engine, Executable, SelectBase, Transaction, event, select, text
 
 from gradcanary_server.background import BackgroundLoop
 from gradcanary_server.errors import NodeUnavailable
-from gradcanary_server.storage.citus_statements import OF_RUNS, Given, may_ask_all_nodes, named_runs, restricted
+from gradcanary_server.storage.citus_statements import ClusterStatement, Given
 from gradcanary_server.storage.driver_errors import translated
 from gradcanary_server.storage.schema import run_name
 
@@ -73,11 +74,23 @@ class Shards(NamedTuple):
         return found
 
 
-class Away(NamedTuple):
-    """The nodes that do not answer."""
+@dataclass(frozen=True)
+class Away:
+    """The nodes that do not answer, as they were found at one look."""
 
     nodes: tuple[Node, ...]
     shards: Shards
+    _is_lost: dict[int, bool] = field(default_factory=dict)
+    """Of runs that statements have named since."""
+
+    def holds_any(self, run_ids: Iterable[int]) -> bool:
+        """Return True if one of these runs is on one of these nodes."""
+        return any(self._holds(run_id) for run_id in run_ids)
+
+    def _holds(self, run_id: int) -> bool:
+        if run_id not in self._is_lost:
+            self._is_lost[run_id] = bool(self.holds([run_id])[0])
+        return self._is_lost[run_id]
 
     def holds(self, run_ids: Sequence[int]) -> NDArray[np.bool_]:
         """Return for each run whether it is on one of these nodes."""
@@ -105,6 +118,7 @@ class Nodes(BackgroundLoop):
         self._node_of: dict[str, int] = {}
         self._away: Away | None = None
         self._missing: str | None = None
+        self._left_for: WeakKeyDictionary[Transaction, tuple[Away, list[int]]] = WeakKeyDictionary()
         event.listen(engine, "before_execute", self._guard, retval=True)
         event.listen(engine, "checkout", self._hurry)
 
@@ -115,7 +129,7 @@ class Nodes(BackgroundLoop):
     def is_away(self, run_id: int) -> bool:
         """Return True if the node of a run does not answer."""
         away = self._away
-        return away is not None and bool(away.holds([run_id])[0])
+        return away is not None and away.holds_any([run_id])
 
     def note(self, name: str, run_id: int) -> None:
         """Remember the node of a run by a name of it."""
@@ -182,16 +196,30 @@ class Nodes(BackgroundLoop):
     ) -> tuple[object, Sequence[Given], Given]:
         """Fail for a run of a node that does not answer, and leave its runs out of a query about all."""
         away = self._away
-        if away is not None and any(element in OF_RUNS for element in visitors.iterate(statement)):  # type: ignore[arg-type]
-            named = {run_id for given in (many or [one]) for run_id in named_runs(connection, statement, given)}
-            if away.holds([*named]).any() or not (named or isinstance(statement, SelectBase)):
+        if away is None:
+            return statement, many, one
+        seen = ClusterStatement(statement)
+        if not seen.is_of_runs:
+            return statement, many, one
+        named = {run_id for given in (many or [one]) for run_id in seen.named_runs(given, connection.dialect)}
+        if away.holds_any(named) or not (named or isinstance(statement, SelectBase)):
+            raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
+        if seen.may_ask_all_nodes(named):
+            run_ids = [*named] or self._left(connection, away)
+            if not run_ids:
                 raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
-            if isinstance(statement, SelectBase) and may_ask_all_nodes(statement, named):
-                run_ids = [*named] or away.left_of(connection.scalars(_RUN_IDS).all())
-                if not run_ids:
-                    raise NodeUnavailable(f"A part of the database is away: {self._missing}.")
-                return restricted(statement, run_ids), many, one
+            return seen.restricted(run_ids), many, one
         return statement, many, one
+
+    def _left(self, connection: Connection, away: Away) -> list[int]:
+        """Return the runs of other nodes, which are read once in a transaction."""
+        transaction = connection.get_transaction()
+        if transaction is None:
+            return away.left_of(connection.scalars(_RUN_IDS).all())
+        known = self._left_for.get(transaction)
+        if known is None or known[0] is not away:
+            known = self._left_for[transaction] = away, away.left_of(connection.scalars(_RUN_IDS).all())
+        return known[1]
 
 
 def _answers(connection: Connection, node: Node) -> bool:
