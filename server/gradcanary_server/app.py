@@ -34,7 +34,13 @@ from gradcanary_server.auth import tokens as auth_tokens
 from gradcanary_server.auth.gate import AccessControl
 from gradcanary_server.incidents.picture_data import PictureReader
 from gradcanary_server.incidents.watchdog import Watchdog
-from gradcanary_server.ingest.admission import MAX_BATCHES, MAX_PARALLEL_BATCHES, Backpressure, IngestPriority
+from gradcanary_server.ingest.admission import (
+    MAX_BATCHES,
+    MAX_CLUSTER_BATCHES,
+    MAX_PARALLEL_BATCHES,
+    Backpressure,
+    IngestPriority,
+)
 from gradcanary_server.ingest.service import Ingest
 from gradcanary_server.mcp import endpoint as mcp_endpoint
 from gradcanary_server.notify import configured_endpoints
@@ -163,6 +169,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if database.nodes is not None:
             services.loops.append(database.nodes)
             to_thread.current_default_thread_limiter().total_tokens = CLUSTER_THREADS
+            services.priority.max_batches = MAX_CLUSTER_BATCHES
         app.state.ingest_threads = ingest.StoreThreads(database.nodes)  # again at each start: the end shut them down
         for loop in services.loops:
             loop.start()

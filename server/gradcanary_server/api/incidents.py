@@ -28,7 +28,7 @@ from gradcanary_server.api.http import (
     select_keys,
 )
 from gradcanary_server.api.models import Count, RunState
-from gradcanary_server.api.run_reader import ReaderDep
+from gradcanary_server.api.run_reader import AFTER_BATCHES, ReaderDep
 from gradcanary_server.api.services import Services, ServicesDep
 from gradcanary_server.clock import Moment, timestamp
 from gradcanary_server.errors import RequestError, invalid, unknown_incident
@@ -255,7 +255,7 @@ class IncidentFilter:
     sort: Literal["newest", "worst"] = "newest"
 
 
-@router.get("/incidents", response_model=IncidentList)
+@router.get("/incidents", response_model=IncidentList, dependencies=[AFTER_BATCHES])
 def list_incidents(
     request: Request,
     services: ServicesDep,
@@ -282,7 +282,7 @@ def list_incidents(
         return etag_response(request, [following, ids, *_etag_parts(connection, ids, now)], build)
 
 
-@router.get("/incidents/{number}", response_model=IncidentAmongOthers)
+@router.get("/incidents/{number}", response_model=IncidentAmongOthers, dependencies=[AFTER_BATCHES])
 def show_incident(request: Request, services: ServicesDep, number: int) -> Response:
     """Answer one incident with its layers and deliveries."""
     with services.database.read() as connection:

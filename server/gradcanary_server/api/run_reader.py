@@ -35,9 +35,16 @@ class RunReader:
         return etag_response(self._request, [self.rules, following, *parts], build)
 
 
-async def _reader(request: Request, services: ServicesDep) -> RunReader:
-    """Return the reader once few enough batches are in progress."""
+async def _wait_for_batches(services: ServicesDep) -> None:
+    """Wait until few enough batches are in progress."""
     await services.priority.wait_for_batches()
+
+
+AFTER_BATCHES = Depends(_wait_for_batches)
+
+
+async def _reader(request: Request, services: ServicesDep, _: Annotated[None, AFTER_BATCHES]) -> RunReader:
+    """Return the reader."""
     return RunReader(request, services)
 
 

@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-MAX_BATCHES, MAX_PARALLEL_BATCHES = 2, 4
+MAX_BATCHES, MAX_PARALLEL_BATCHES, MAX_CLUSTER_BATCHES = 2, 4, 1
 """Pages wait from this many batches on. With one writer one is stored, and the next one waits for it; else they are
-stored in parallel, and the interpreter is what they wait for."""
+stored in parallel, and the interpreter is what they wait for. On a cluster a list asks all nodes, which costs it more
+than a batch, and a node that is away makes the batches of others wait for what is asked again (docs/results/scaling.md).
+"""
 
 MAX_WAIT_S = 1.0
 """Of a page's request: where batches never end, pages are slow, but answered."""
@@ -40,7 +42,7 @@ class IngestPriority:
     """Batches before reads, in one event loop. No thread waits: batches need the threads."""
 
     def __init__(self, max_batches: int = MAX_BATCHES) -> None:
-        self._max_batches, self._batches = max_batches, 0
+        self.max_batches, self._batches = max_batches, 0
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -61,7 +63,7 @@ class IngestPriority:
 
     def _count(self, by: int) -> None:
         self._batches += by
-        if self._batches < self._max_batches:
+        if self._batches < self.max_batches:
             self._is_free.set()
         else:
             self._is_free.clear()

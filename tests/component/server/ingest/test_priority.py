@@ -75,6 +75,15 @@ def test_a_question_waits_while_a_batch_waits_for_another(client, tmp_path, monk
     assert {each["step"] for each in answer.result(30).json()["runs"]} != {None}, "it was answered before any batch"
 
 
+@pytest.mark.parametrize(("path", "status"), [("incidents", 200), ("incidents/1", 404)])
+def test_a_question_about_incidents_waits_too(client, tmp_path, monkeypatch, path, status):
+    monkeypatch.setattr(admission, "MAX_WAIT_S", 60.0)
+    with batches_wait(client, written_by_another(tmp_path)) as pool:
+        answer = pool.submit(client.get, f"/api/v1/{path}")
+        assert not wait([answer], timeout=1).done
+    assert answer.result(30).status_code == status
+
+
 def test_page_does_not_wait_for_ever(client, tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "MAX_WAIT_S", 0.01)
     with batches_wait(client, written_by_another(tmp_path)) as pool:
@@ -86,7 +95,7 @@ def test_postgresql_question_waits_for_no_batch_while_few_are_stored(postgres_se
     db = postgres_server.create_store()
     with (
         serving(Settings.from_env({}, data=tmp_path, db=db)) as client,
-        batches_wait(client, runs_held_by_another(db)) as pool,
+        batches_wait(client, runs_held_by_another(db), client.app.state.services.priority.max_batches - 1) as pool,
     ):
         assert pool.submit(client.get, "/api/v1/runs").result(30).status_code == 200
 
@@ -95,7 +104,7 @@ def test_postgresql_question_waits_while_many_batches_are_stored(postgres_server
     monkeypatch.setattr(admission, "MAX_WAIT_S", 60.0)
     db = postgres_server.create_store()
     with serving(Settings.from_env({}, data=tmp_path, db=db)) as client:
-        with batches_wait(client, runs_held_by_another(db), admission.MAX_PARALLEL_BATCHES) as pool:
+        with batches_wait(client, runs_held_by_another(db), client.app.state.services.priority.max_batches) as pool:
             answer = pool.submit(client.get, "/api/v1/runs")
             assert not wait([answer], timeout=1).done
         assert answer.result(30).status_code == 200
