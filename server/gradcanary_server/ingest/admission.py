@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 MAX_BATCHES, MAX_PARALLEL_BATCHES, MAX_CLUSTER_BATCHES = 2, 4, 1
 """Pages wait from this many batches on. With one writer one is stored, and the next one waits for it; else they are
-stored in parallel, and the interpreter is what they wait for. On a cluster a list asks all nodes, which costs it more
-than a batch, and a node that is away makes the batches of others wait for what is asked again (docs/results/scaling.md).
+stored in parallel, and the interpreter is what they wait for. On a cluster a list asks all nodes, and a batch that
+opens an incident waited too long beside lists (docs/results/scaling.md).
 """
 
 MAX_WAIT_S = 1.0
