@@ -28,6 +28,7 @@ import psycopg
 from support import postgres
 from support.collectors import Collector
 from support.streams import Session, Stream, collapsed, falling_loss, healthy
+from support.waiting import eventually
 
 COLLECTOR, LINES = "collector", 300
 
@@ -42,6 +43,9 @@ COMPACTED_S = 120.0
 
 LONGEST_S = 180.0
 """How long a training may wait for one acknowledgement: Citus ends what a kill left within its own minute."""
+
+AGAIN_S = 30.0
+"""How long a collector may take to see that a node is back."""
 
 MOMENTARY = frozenset(
     [
@@ -108,10 +112,16 @@ class Proof:
             self._kill(target, kill, start)
         training.join()
         trained_s = round(time.monotonic() - begun, 1)
+        eventually(self._is_complete, AGAIN_S)
         ended = [(name, self._expected[row]) for row, name in enumerate(names) if name not in refused]
         told = {name: difference(found(self._killed, name), expected) for name, expected in ended}
         wrong = {name: where for name, where in told.items() if where is not None}
         return {"round": number, "kills": kills, "trained_s": trained_s, "refused": refused, "wrong": wrong}
+
+    def _is_complete(self) -> bool:
+        """Return True once the collector knows that all nodes are back: until then reads of their runs are 503."""
+        answer = self._killed.get("/readyz")
+        return answer.is_success and "nodes" not in answer.json()["checks"]
 
     def _kill(self, target: str, kill: str, start: str) -> None:
         """Kill the collector or a node, and bring it back."""
