@@ -28,7 +28,6 @@ import psycopg
 from support import postgres
 from support.collectors import Collector
 from support.streams import Session, Stream, collapsed, falling_loss, healthy
-from support.waiting import eventually
 
 COLLECTOR, LINES = "collector", 300
 
@@ -112,16 +111,18 @@ class Proof:
             self._kill(target, kill, start)
         training.join()
         trained_s = round(time.monotonic() - begun, 1)
-        eventually(self._is_complete, AGAIN_S)
+        self._wait_for_nodes()
         ended = [(name, self._expected[row]) for row, name in enumerate(names) if name not in refused]
         told = {name: difference(found(self._killed, name), expected) for name, expected in ended}
         wrong = {name: where for name, where in told.items() if where is not None}
         return {"round": number, "kills": kills, "trained_s": trained_s, "refused": refused, "wrong": wrong}
 
-    def _is_complete(self) -> bool:
-        """Return True once the collector knows that all nodes are back: until then reads of their runs are 503."""
-        answer = self._killed.get("/readyz")
-        return answer.is_success and "nodes" not in answer.json()["checks"]
+    def _wait_for_nodes(self) -> None:
+        """Wait until the collector knows that all nodes are back: before, reads of their runs are 503."""
+        end = time.monotonic() + AGAIN_S
+        while set((answer := self._killed.get("/readyz")).json()["checks"].values()) != {"ok"}:
+            assert time.monotonic() < end, answer.text + "\n" + "".join(self._killed.output[-LINES:])
+            time.sleep(0.2)
 
     def _kill(self, target: str, kill: str, start: str) -> None:
         """Kill the collector or a node, and bring it back."""
