@@ -565,7 +565,7 @@ def test_requests_that_come_are_answered_on_one_connection(address, monkeypatch)
     deadlines, wait = [], process.Connection._set_deadline
     monkeypatch.setattr(process, "REQUEST_S", 600.0)
     monkeypatch.setattr(process.Connection, "_set_deadline", lambda of: wait(of) or deadlines.append(of._deadline))
-    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=60) as client:
         for _ in range(4):
             assert client.get("/healthz").status_code == 200
             assert all(each.cancelled() for each in deadlines)
