@@ -70,9 +70,9 @@ STOP_S = 4.5
 
 CLUSTER_THREADS = 2
 """Of requests on a cluster, but for messages of agents, which have their own. All threads share one interpreter: with
-the 40 of anyio, beside six readers, a batch that opens an incident waited for up to 2 s, and the readers were answered
-no sooner (docs/results/scaling.md). A node that hangs holds both threads for 2 s at most. Nothing watches a plain
-PostgreSQL like that, so there all 40 are kept.
+the 40 of anyio, beside six readers, a batch that opens an incident waited for up to 2 s (docs/results/scaling.md). A
+node that hangs holds both threads for 2 s at most. Nothing watches a plain PostgreSQL like that, so there all 40 are
+kept.
 """
 
 ROUTES = (ingest, measurements, runs, incidents, silences, endpoints, api_tokens, rules, sign_in, operations)

@@ -74,7 +74,7 @@ class Shards(NamedTuple):
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Away:
     """The nodes that do not answer, as they were found at one look."""
 
@@ -212,7 +212,7 @@ class Nodes(BackgroundLoop):
         return statement, many, one
 
     def _left(self, connection: Connection, away: Away) -> list[int]:
-        """Return the runs of other nodes, which are read once in a transaction."""
+        """Return the runs of other nodes, which are read once in a transaction and after each look at the nodes."""
         transaction = connection.get_transaction()
         if transaction is None:
             return away.left_of(connection.scalars(_RUN_IDS).all())

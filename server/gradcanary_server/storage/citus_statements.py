@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     BindParameter,
     ColumnElement,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Join,
     Select,
     SelectBase,
+    Subquery,
     Table,
     any_,
     literal,
@@ -38,16 +40,17 @@ Given = Mapping[str, Any]
 
 @dataclass
 class Shape:
-    """What statements with the same text have in common; to find it takes much longer than to look it up.
+    """What statements with the same cache key have in common; to find it takes much longer than to look it up.
 
     ``names`` are the places of parameters that name a run, among all of a statement. ``columns`` are for each SELECT in
-    it, as they are visited, ``run_id`` of its tables; None until a query is restricted, and where it has aliases, which
-    are copied with it.
+    it, as they are visited, ``run_id`` of its tables. They are None until a query is restricted; where it has aliases,
+    which are copied with it; and where it has several derived tables, which SQLAlchemy visits in any order.
     """
 
     is_of_runs: bool
     selects: int
     names: tuple[int, ...]
+    has_order: bool
     columns: list[tuple[ColumnElement[int], ...]] | None = None
 
 
@@ -74,6 +77,7 @@ class ClusterStatement:
             is_of_runs=any(element in _OF_RUNS for element in inside),
             selects=sum(isinstance(element, SelectBase) for element in inside),
             names=tuple(places[id(bind)] for bind in named),
+            has_order=len({id(element) for element in inside if isinstance(element, (CTE, Subquery))}) < 2,
         )
         if key is not None:
             if len(_shapes) >= MOST_SHAPES:
@@ -122,7 +126,7 @@ class ClusterStatement:
             restricted: Executable = self._statement.where(*conditions(self._statement))
         else:
             restricted = visitors.cloned_traverse(self._statement, {}, {"select": restrict})  # type: ignore[call-overload]
-        if all(isinstance(column.table, Table) for column in chain.from_iterable(found)):
+        if self._shape.has_order and all(isinstance(column.table, Table) for column in chain.from_iterable(found)):
             self._shape.columns = found
         return restricted
 

@@ -55,6 +55,21 @@ def _aliased() -> Select:
     return select(other.c.run_id).where(other.c.run_id > 3)
 
 
+def _derived() -> Select:
+    first = select(run.c.step).where(run.c.step > 1).subquery()
+    second = select(incident.c.incident_id).where(incident.c.state == "open").subquery()
+    return select(first.c.step, second.c.incident_id)
+
+
+def test_of_several_derived_tables_each_is_restricted_by_its_own_column():
+    """SQLAlchemy visits them in any order."""
+    built = [ClusterStatement(_derived()).restricted([1]) for _ in range(40)]
+    for each in built:
+        text = " ".join(str(each.compile(dialect=postgresql.dialect())).split())
+        assert "FROM run WHERE run.step > %(step_1)s::BIGINT AND run.run_id = ANY" in text
+        assert "FROM incident WHERE incident.state = %(state_1)s::VARCHAR AND incident.run_id = ANY" in text
+
+
 @pytest.mark.parametrize(
     ("query", "tables"),
     [(_joined, ["session", "run", "incident", "run"]), (_plain, ["run", "incident"]), (_aliased, ["other"])],
