@@ -41,7 +41,8 @@ test-all: $(VENV)/.browser $(VENV)/.deploy
 test-citus: $(VENV)/.development
 ifeq ($(CITUS_URL),)
 	@echo "test-citus needs CITUS_URL=postgresql://USER:PASSWORD@COORDINATOR/DATABASE: a superuser of a cluster whose nodes" >&2
-	@echo "this machine reaches by the addresses of pg_dist_node, with max_prepared_transactions above 0 and max_worker_processes = 64 on each (a database of a test takes one)." >&2
+	@echo "this machine reaches by the addresses of pg_dist_node, on each max_prepared_transactions above 0 and" >&2
+	@echo "max_worker_processes = 64: each database of a test takes one." >&2
 	@echo "With CITUS_KILL='COMMAND {node}' and CITUS_START='COMMAND {node}', which end a node (kill -9) and start it, nodes" >&2
 	@echo "are killed under trainings, too: {node} is their groupid, 0 the coordinator. Without them only collectors are." >&2
 	@echo "With CITUS_AT_WORKER=1 all of it goes through the last worker in place of the coordinator." >&2
