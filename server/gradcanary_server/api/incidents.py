@@ -468,7 +468,7 @@ def _members(detail: IncidentDetail) -> list[Json]:
 
 
 def _identity(detail: IncidentDetail, layer_no: int | None, name: str) -> Json:
-    """Return the kind of a member: a layer, the whole run, or a series of a metric."""
+    """Return the identity of a member: a layer, the whole run, or a series of a metric."""
     facts = None if layer_no is None else detail.incident.series.get(layer_no)
     if facts is None:
         return {"layer": layer_no, "name": name, "block": block_name(name), "metric": None}
